@@ -149,11 +149,13 @@ def unpack_layers(
     return joined(tokens_NP, positions_N, tokens_NP, positions_N), *layers
 
 
+@torch.compiler.disable  # sizes depend on values
 def unpad(values: Tensor, mask_BT: Tensor) -> Tensor:
     """The values `(batch, time, ...)` of the real tokens, `(tokens, ...)`. A traced export keeps every position."""
     return values.flatten(0, 1) if is_exporting() else values[mask_BT]
 
 
+@torch.compiler.disable  # as `unpad`
 def pad(values: Tensor, mask_BT: Tensor) -> Tensor:
     """Values `(tokens, ...)` at the positions of their tokens, `(batch, time, ...)`, and zeros at padding."""
     if is_exporting():

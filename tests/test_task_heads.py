@@ -526,7 +526,7 @@ def test_each_class_has_a_default_placement(cls, options, expected, tmp_path):
 def test_torch_compile_compiles_a_linear_head_once():
     """Later shapes need no other graph, because the biLM in it is not compiled."""
     graphs, counts = [], []
-    model = ELMoForTokenClassification(ELMoConfig.from_preset("tiny", head="linear", num_labels=3)).eval()
+    model = ELMoForTokenClassification(ELMoConfig.from_preset("tiny", head="linear", num_labels=7)).eval()
     compiled = torch.compile(model, backend=lambda graph, _: graphs.append(graph) or graph.forward, dynamic=True)
     for shape in ((2, 3), (4, 9), (3, 2), (6, 5)):
         characters = torch.randint(1, 262, (*shape, 50))

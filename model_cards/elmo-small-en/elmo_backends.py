@@ -59,6 +59,8 @@ DISPATCH_MODE, TRANSFORMATION = (
 GLOBAL_HOOKS = "nn.modules.module._has_any_global_hook"
 NOT_ONLY_VALUES = "a tensor has a tangent, is of a subclass, or is in a transformation of torch.func"
 _forced: ContextVar[str | None] = ContextVar("forced backend", default=None)
+_is_counted: ContextVar[bool] = ContextVar("counted among the callers", default=False)
+_callers: set[object] = set()  # calls of models that run now, in all threads
 _helpers: ThreadPoolExecutor
 T = TypeVar("T")
 
@@ -475,6 +477,25 @@ def sample_of(parameters: Sequence[Tensor]) -> Tensor:
     return torch.cat([p.detach().flatten()[:: p.numel() // 256 | 1] for p in parameters])
 
 
+@contextmanager
+def own_share() -> Iterator[None]:
+    """Among several threads that compute with models at the same time, each gets its share of torch's threads.
+
+    Without it, every caller would start as many threads as there are cores. A caller that began alone keeps its own.
+    """
+    if _is_counted.get() or torch.compiler.is_compiling():
+        yield
+        return
+    token, marker = _is_counted.set(True), object()
+    _callers.add(marker)
+    try:
+        with _own_threads(max(1, torch.get_num_threads() // len(_callers))):
+            yield
+    finally:
+        _callers.discard(marker)
+        _is_counted.reset(token)
+
+
 def at_once(calls: Sequence[Callable[[], T]], threads: int) -> list[T]:
     """The results of calls that run at the same time, each with `threads` threads of torch.
 
@@ -523,7 +544,8 @@ def can_use_threads(device: torch.device) -> bool:
 @contextmanager
 def _own_threads(number: int) -> Iterator[None]:
     """Sets torch's number of threads in the calling thread, and in no other."""
-    before, set_number = torch.get_num_threads(), _set_own_threads()
+    before = torch.get_num_threads()
+    set_number = None if before == number else _set_own_threads()
     if set_number is not None:
         set_number(number)
     try:
@@ -552,6 +574,7 @@ def _set_own_threads() -> Callable[[int], Any] | None:
 
 def _start_helpers():
     global _helpers
+    _callers.clear()
     _helpers = ThreadPoolExecutor(os.cpu_count(), "elmo")  # its threads start with the calls
 
 

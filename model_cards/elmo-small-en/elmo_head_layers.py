@@ -1,30 +1,32 @@
-"""Layers of the heads' networks: the vectors `x_k`, biRNNs over masked rows, and the output layer of taggers, a CRF.
+"""Layers of the heads' networks: the vectors `x_k`, biRNNs over packed texts, and the output layer of taggers, a CRF.
 
 `torch.nn` is the definition of the biRNNs. On CPU, both directions run in one batch with a hand-written backward pass:
 the loop of `torch.nn` has a dozen operations per step and direction, each a node of the graph. For a `PackedSequence`,
 its backward pass fills, at each step, a gradient as large as the whole sequence, so that time grows with the square of
 the length.
 
-Shape suffixes: B batch; T time; D width of the input; S steps of the longest row, for the CRF states of a chain: the
-labels, then the boundary, which comes before the first position and after the last; K the two directions, for the CRF
-labels; H hidden size; G gates, 3 or 4 times H.
+Shape suffixes: B batch; T time; N tokens; S texts, for the CRF states of a chain: the labels, then the boundary, which
+comes before the first position and after the last; R texts of a group, L their longest; D width of the input; K the two
+directions, for the CRF labels; M 2 N; H hidden size; G gates, 3 or 4 times H.
 """
 
+import math
 import re
-from collections.abc import Callable
-from functools import lru_cache
-from typing import NamedTuple
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import cached_property, lru_cache
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
+from torch.nn.utils.rnn import PackedSequence
 from transformers import initialization as init
 
 from .configuration_elmo import ELMoConfig
 from .elmo_backends import (
     choose_backend,
     fast_product,
+    is_exporting,
     is_hooked,
     is_unmodified,
     packed,
@@ -35,11 +37,14 @@ from .elmo_backends import (
     weight_gradient,
 )
 from .elmo_encoder import ELMoCharacterEncoder, distinct_rows
+from .elmo_inputs import pack, pad, unpad
+from .elmo_lstm import masked_scan
 
 FORBIDDEN = -1e30  # far below any sum of real scores; finite, because minus infinity has NaN gradients
 IMPOSSIBLE = -1e6  # a log-probability that is lower, such as minus infinity, counts as this one
 NEGLIGIBLE = -80.0  # its exponential does not change a sum of 1, but is still a normal float32
 UNKNOWN = -100  # the label of positions without a label, as in all of transformers
+FEW_PAIRS = 2**14  # of tokens: below, padding costs less than a further group
 LEAST_LOG_PROBABILITY = -1e4  # probability 0, also in half precision; a loss with it is still a usable number
 
 
@@ -66,25 +71,23 @@ class TokenFeatures(nn.Module):
             init.normal_(self.word_embeddings.weight, std=std)
 
     def forward(self, character_ids: Tensor | None, input_ids: Tensor | None, mask_BT: Tensor) -> Tensor:
-        """`x_k` of every token: `(batch, time, output_size)`, zeros at padding."""
+        """`x_k` of every real token: `(tokens, output_size)`."""
         features = []
         if self.word_embeddings is not None:
             assert input_ids is not None
-            features.append(self.word_embeddings(input_ids.long()))
+            features.append(self.word_embeddings(unpad(input_ids, mask_BT).long()))
         if self.char_encoder is not None:
             assert character_ids is not None
             features.append(_encode_text(self.char_encoder, character_ids.long(), mask_BT))
-        return torch.cat(features, dim=-1).masked_fill(~mask_BT[..., None], 0)
+        return torch.cat(features, dim=-1)
 
 
 def _encode_text(encoder: ELMoCharacterEncoder, characters_BTW: Tensor, mask_BT: Tensor) -> Tensor:
-    """Features `(batch, time, filters)`, from each distinct word once, or from each position if a hook is to see it."""
-    if is_hooked(encoder):
-        return encoder(characters_BTW)
-    distinct_UW, index_N = distinct_rows(characters_BTW[mask_BT])
-    features_NF = encoder(distinct_UW)[index_N]
-    zeros_BTF = features_NF.new_zeros(*mask_BT.shape, features_NF.shape[1])
-    return zeros_BTF.masked_scatter(mask_BT[..., None], features_NF)
+    """Features `(tokens, filters)`, from each distinct word once, or from each position if a hook is to see it."""
+    if is_hooked(encoder) or is_exporting():
+        return unpad(encoder(characters_BTW), mask_BT)
+    distinct_UW, index_N = distinct_rows(unpad(characters_BTW, mask_BT))
+    return encoder(distinct_UW)[index_N]
 
 
 def _character_config(config: ELMoConfig) -> ELMoConfig:
@@ -98,24 +101,190 @@ def _character_config(config: ELMoConfig) -> ELMoConfig:
     )
 
 
+class Places(NamedTuple):
+    """Where the tokens of some texts are among packed tokens.
+
+    Shape:
+        tokens_RL: `(texts, length)`, the place of each token, 0 at padding.
+        mask_RL: `(texts, length)` bool, the tokens of each text.
+    """
+
+    tokens_RL: Tensor
+    mask_RL: Tensor
+
+    def read(self, x_ND: Tensor) -> Tensor:
+        """The values of packed tokens as `(texts, length, width)`, zeros at padding."""
+        x_ND = x_ND if len(x_ND) else F.pad(x_ND, (0, 0, 0, 1))
+        rows = x_ND.index_select(0, self.tokens_RL.flatten()).unflatten(0, self.tokens_RL.shape)
+        return rows.masked_fill(~self.mask_RL[..., None], 0)
+
+
+class PackedTexts:
+    """Texts of different lengths without padding: step by step, the longest text first, as in a `PackedSequence`.
+
+    Args:
+        texts_ST: `(texts, time)` bool, the tokens of each text. Text `s` is in row `s % batch` of the batch.
+        mask_BT: `(batch, time)` bool, the token mask.
+
+    Attributes:
+        lengths: the number of tokens of each text. A text may have none.
+        batch_sizes: the number of texts that have a token at each step.
+
+    Shape:
+        tokens_N: the number of each packed token among the real tokens of the batch, row after row.
+        text_N: its text.
+        turned_N: the packed token that takes its place if all texts are read backward.
+    """
+
+    @torch.compiler.disable  # sizes depend on values
+    def __init__(self, texts_ST: Tensor, mask_BT: Tensor):
+        texts_ST, device = texts_ST.cpu(), mask_BT.device
+        packing, numbers = pack(texts_ST), mask_BT.flatten().cumsum(0) - 1
+        order_N = packing.forward_N
+        sizes = _on_host(packing.batch_sizes)
+        self.batch_sizes, self.lengths = packing.batch_sizes, texts_ST.sum(1).tolist()
+        self.starts = sizes.cumsum(0) - sizes  # of each step
+        rank_N = _on_host(range(len(order_N))) - self.starts.repeat_interleave(sizes)
+        self.ranks_S = _on_host([0] * len(texts_ST))
+        self.ranks_S[packing.rows_S] = _on_host(range(len(packing.rows_S)))
+        self.tokens_N = numbers[(packing.positions_N[order_N] % mask_BT.numel()).to(device)]
+        self.text_N = packing.rows_S[rank_N].to(device)
+        self.turned_N = order_N.argsort()[packing.backward_N].to(device)
+
+    def pack(self, x_ND: Tensor) -> Tensor:
+        """The values of the texts' tokens, from those of all real tokens of the batch."""
+        return x_ND.index_select(0, self.tokens_N)
+
+    def unpack(self, x_ND: Tensor, num_tokens: int) -> Tensor:
+        """Values of the texts' tokens among those of all real tokens of the batch, `(num_tokens, width)`; else 0."""
+        return x_ND.new_zeros(num_tokens, *x_ND.shape[1:]).index_copy(0, self.tokens_N, x_ND)
+
+    def sum(self, x_ND: Tensor) -> Tensor:
+        """The sum over the tokens of each text, `(texts, width)`; 0 for an empty text."""
+        return x_ND.new_zeros(len(self.lengths), x_ND.shape[1]).index_add(0, self.text_N, x_ND)
+
+    def mean(self, x_ND: Tensor) -> Tensor:
+        counts_S = torch.tensor(self.lengths, dtype=x_ND.dtype, device=x_ND.device).clamp(min=1)
+        return self.sum(x_ND) / counts_S[:, None]
+
+    def max(self, x_ND: Tensor) -> Tensor:
+        zeros_SD = x_ND.new_zeros(len(self.lengths), x_ND.shape[1])
+        return zeros_SD.scatter_reduce(0, self.text_N[:, None].expand_as(x_ND), x_ND, "amax", include_self=False)
+
+    def softmax(self, scores_N1: Tensor) -> Tensor:
+        """The softmax over the tokens of each text."""
+        powers_N1 = (scores_N1 - self.max(scores_N1.detach())[self.text_N]).exp()
+        return powers_N1 / self.sum(powers_N1)[self.text_N]
+
+    def pairs(self, others: "PackedTexts", turn: int = 0) -> Iterator[tuple[Places, Places]]:
+        """Groups of similar lengths of each text and its partner, text `(s + turn) % S` of the others.
+
+        All pairs of a token and a token of the partner are at least half of what a group has with its padding.
+        """
+        count, device = len(self.lengths), self.text_N.device
+        partner = [(text + turn) % count for text in range(count)]
+        sizes = {text: (self.lengths[text], max(1, others.lengths[partner[text]])) for text in range(count)}
+        groups: list[list[int]] = [[]]
+        real = width = other_width = 0
+        for text in sorted(filter(self.lengths.__getitem__, sizes), key=sizes.__getitem__, reverse=True):
+            own, other = sizes[text]
+            real, width, other_width = real + own * other, max(width, own), max(other_width, other)
+            if groups[-1] and (len(groups[-1]) + 1) * width * other_width > max(2 * real, FEW_PAIRS):
+                groups.append([])
+                real, width, other_width = own * other, own, other
+            groups[-1].append(text)
+        for group in groups:
+            yield self._places(group, device), others._places([partner[text] for text in group], device)
+
+    def _places(self, texts: list[int], device: torch.device) -> Places:
+        lengths = [self.lengths[text] for text in texts]
+        mask_RL = _on_host(range(max([1, *lengths]))) < _on_host(lengths)[:, None]
+        starts_L = F.pad(self.starts, (0, 1))[: mask_RL.shape[1]]
+        tokens_RL = (starts_L + self.ranks_S[texts][:, None]).masked_fill(~mask_RL, 0)
+        return Places(tokens_RL.to(device), mask_RL.to(device))
+
+    def join(self, found: Iterable[tuple[Places, Tensor]]) -> Tensor:
+        """Packed values `(tokens, width)` from those of groups of texts, `(texts, length, width)`."""
+        rows = [(places.tokens_RL[places.mask_RL], values[places.mask_RL]) for places, values in found]
+        order_N, values_ND = map(torch.cat, zip(*rows, strict=True))
+        return torch.empty_like(values_ND).index_copy(0, order_N, values_ND)
+
+    @cached_property
+    def both_ways(self) -> tuple[Tensor, Tensor, Tensor]:
+        """Orders of a buffer `(2 * tokens, ...)` in which each step has the texts read forward, then backward.
+
+        Its rows are steps of `2 * batch_sizes` rows. The first order gathers it from `(tokens * 2, ...)`: for each
+        packed token, what a forward and a backward pass read there; the second is its inverse. The third has, for each
+        row but those of the first step, the row of the same text and direction in the step before.
+        """
+        sizes = _on_host(self.batch_sizes)
+        ahead_N = _on_host(range(len(self.text_N))) + self.starts.repeat_interleave(sizes)
+        behind_N = ahead_N + sizes.repeat_interleave(sizes)
+        back_M = torch.stack([ahead_N, behind_N[self.turned_N]], 1).flatten()
+        first = sum(self.batch_sizes[:1])
+        before_N = _on_host(range(first, len(ahead_N))) - sizes[:-1].repeat_interleave(sizes[1:])
+        before_M = before_N.new_empty(2 * len(before_N))
+        for place_N in (ahead_N, behind_N):
+            before_M[place_N[first:] - 2 * first] = place_N[before_N]
+        return back_M.argsort(), back_M, before_M
+
+
+def _on_host(numbers: Sequence[int]) -> Tensor:
+    return torch.tensor(numbers, dtype=torch.long, device="cpu")
+
+
+class PaddedTexts:
+    """`PackedTexts` while `torch.export` traces a model: each row is a text, and its padding stays."""
+
+    def __init__(self, mask_BT: Tensor):
+        self.mask_BT, self.text_N, self.lengths = mask_BT, mask_BT, ()
+
+    def pack(self, x_ND: Tensor) -> Tensor:
+        return x_ND
+
+    def unpack(self, x_ND: Tensor, num_tokens: int) -> Tensor:
+        return x_ND
+
+    def scan(
+        self,
+        step: Callable[..., Sequence[Tensor]],
+        states: list[Tensor],
+        x_ND: Tensor,
+        reverse: bool = False,
+        before: bool = False,
+    ) -> tuple[list[Tensor], Tensor]:
+        """`masked_scan` over `x_ND`, and its outputs as `(batch * time, width)`."""
+        x_TBD = x_ND.clone(memory_format=torch.contiguous_format).unflatten(0, self.mask_BT.shape).transpose(0, 1)
+        ends, outputs_TBX = masked_scan(step, states, x_TBD, self.mask_BT, reverse, before)
+        return ends, outputs_TBX.transpose(0, 1).contiguous().flatten(0, 1)
+
+
+Texts = PackedTexts | PaddedTexts
+
+
+def rows_as_texts(mask_BT: Tensor) -> Texts:
+    """The real tokens of each row as a text."""
+    return PaddedTexts(mask_BT) if is_exporting() else PackedTexts(mask_BT, mask_BT)
+
+
 class VariationalDropout(nn.Module):
-    """Dropout with the same mask at all time steps of a row (Gal and Ghahramani 2016)."""
+    """Dropout with the same mask at all time steps of a text (Gal and Ghahramani 2016)."""
 
     def __init__(self, rate: float):
         super().__init__()
         self.rate = rate
 
-    def forward(self, x_BTD: Tensor) -> Tensor:
-        """Shape: `(batch, time, width)`, like the result."""
+    def forward(self, x_ND: Tensor, text_N: Tensor, num_texts: int) -> Tensor:
+        """Shape: `x_ND` `(tokens, width)`, like the result; `text_N` `(tokens,)`, the text of each token."""
         if not self.training or not self.rate:
-            return x_BTD
-        return x_BTD * F.dropout(torch.ones_like(x_BTD[:, :1]), self.rate)
+            return x_ND
+        return x_ND * F.dropout(x_ND.new_ones(num_texts, x_ND.shape[1]), self.rate)[text_N]
 
 
 class TaskRNN(nn.Module):
-    """A biRNN over the real tokens of each row, at any positions, with variational dropout between its layers.
+    """A biRNN over packed texts, with variational dropout between its layers.
 
-    `torch.nn` defines it; `elmo_head_layers.py` computes it on CPU. Values at padding are never read.
+    `torch.nn` defines it; `elmo_head_layers.py` computes it on CPU.
 
     Args:
         hidden_size: width of one direction. `output_size` is twice this.
@@ -134,31 +303,22 @@ class TaskRNN(nn.Module):
         self.dropout = VariationalDropout(dropout)
 
     @torch.compiler.disable  # a traced loop over time would be compiled again for every length
-    def forward(self, x_BTD: Tensor, mask_BT: Tensor, between_BTE: Tensor | None = None) -> Tensor:
-        """Reads each row in both directions.
+    def forward(self, x_ND: Tensor, texts: Texts, between_NE: Tensor | None = None) -> Tensor:
+        """Reads each text in both directions.
 
         Args:
-            x_BTD: `(batch, time, input_size)`.
-            mask_BT: `(batch, time)`, the token mask. A row may have no token.
-            between_BTE: `(batch, time, between_size)`, for the second layer.
+            x_ND: `(tokens, input_size)`, packed tokens.
+            between_NE: `(tokens, between_size)`, for the second layer.
 
         Returns:
-            `(batch, time, output_size)`, forward half first, zeros at padding.
+            `(tokens, output_size)`, forward half first.
         """
-        lengths_B1 = mask_BT.sum(1, keepdim=True)
-        if not mask_BT.numel():
-            return x_BTD.new_zeros(*mask_BT.shape, self.output_size)
-        longest = max(1, int(lengths_B1.max()))  # without tokens, gradients are zeros and not missing
-        real_BS = mask_BT.byte().argsort(dim=1, descending=True, stable=True)[:, :longest]  # real tokens first
-        none_BS1 = (torch.arange(longest, device=mask_BT.device) >= lengths_B1)[..., None]
-        x_BSD = rows_at(x_BTD, real_BS).masked_fill(none_BS1, 0)
         for depth, layer in enumerate(self.layers):
-            x_BSD = self.dropout(x_BSD) if depth else x_BSD
-            if depth == 1 and between_BTE is not None:
-                x_BSD = torch.cat([x_BSD, rows_at(between_BTE, real_BS).masked_fill(none_BS1, 0)], dim=-1)
-            x_BSD = read_both_ways(layer, x_BSD, lengths_B1)
-        zeros_BTD = x_BSD.new_zeros(*mask_BT.shape, self.output_size)
-        return zeros_BTD.scatter(1, real_BS[..., None].expand_as(x_BSD), x_BSD.masked_fill(none_BS1, 0))
+            x_ND = self.dropout(x_ND, texts.text_N, len(texts.lengths)) if depth else x_ND
+            if depth == 1 and between_NE is not None:
+                x_ND = torch.cat([x_ND, between_NE], dim=-1)
+            x_ND = read_both_ways(layer, x_ND, texts)
+        return x_ND
 
     @torch.no_grad()
     def reset_parameters(self):
@@ -200,34 +360,45 @@ def masked_softmax(scores: Tensor, mask: Tensor, dim: int) -> Tensor:
     return allowed.softmax(dim).masked_fill(~mask, 0)
 
 
-def read_both_ways(layer: nn.Module, x_BSD: Tensor, lengths_B1: Tensor) -> Tensor:
-    """Outputs of a bidirectional layer, `(batch, steps, 2 * hidden_size)`, undefined after the end of a row.
+def read_both_ways(layer: nn.Module, x_ND: Tensor, texts: Texts) -> Tensor:
+    """Outputs of a bidirectional layer, `(tokens, 2 * hidden_size)`.
 
     Args:
         layer: a bidirectional `nn.GRU` or `nn.LSTM` with biases.
-        x_BSD: `(batch, steps, input_size)`. Each row begins at step 0.
-        lengths_B1: `(batch, 1)`, number of steps of each row.
+        x_ND: `(tokens, input_size)`, packed tokens.
     """
-    if not _fits_kernel(layer, x_BSD) or choose_backend([], x_BSD, *layer.parameters())[0] == "reference":
-        rows = pack_padded_sequence(x_BSD, lengths_B1[:, 0].clamp(min=1).cpu(), batch_first=True, enforce_sorted=False)
-        return pad_packed_sequence(layer(rows)[0], batch_first=True, total_length=x_BSD.shape[1])[0]
+    if isinstance(texts, PaddedTexts):
+        return torch.cat([_scan_layer(layer, x_ND, texts, suffix) for suffix in ("", "_reverse")], -1)
+    if not _fits_kernel(layer, x_ND) or choose_backend([], x_ND, *layer.parameters())[0] == "reference":
+        if not len(x_ND):  # which `torch.nn` refuses; gradients are zeros and not missing
+            return x_ND.new_zeros(0, 2 * layer.hidden_size) + sum(0 * weight.sum() for weight in layer.parameters())
+        return layer(PackedSequence(x_ND, _on_host(texts.batch_sizes)))[0].data
     weights, recurrent, biases, recurrent_biases = (
         [getattr(layer, name), getattr(layer, f"{name}_reverse")]
         for name in ("weight_ih_l0", "weight_hh_l0", "bias_ih_l0", "bias_hh_l0")
     )
-    steps_S = torch.arange(x_BSD.shape[1], device=x_BSD.device)
-    turned_BS = torch.where(steps_S < lengths_B1, lengths_B1 - 1 - steps_S, steps_S)
-    ahead_BSG, back_BSG = fast_product(x_BSD, torch.cat(weights), torch.cat(biases)).chunk(2, -1)
-    gates_SKBG = torch.stack([ahead_BSG, rows_at(back_BSG, turned_BS)]).permute(2, 0, 1, 3).contiguous()
+    gates_N2G = fast_product(x_ND, torch.cat(weights), torch.cat(biases))
     function = _GRU if isinstance(layer, nn.GRU) else _LSTM
-    states_SKBH = function.apply(gates_SKBG, torch.stack(recurrent), torch.stack(recurrent_biases))
-    ahead_BSH, back_BSH = states_SKBH.permute(1, 2, 0, 3)
-    return torch.cat([ahead_BSH, rows_at(back_BSH, turned_BS)], -1)
+    return function.apply(gates_N2G, torch.stack(recurrent), torch.stack(recurrent_biases), texts)
 
 
-def _fits_kernel(layer: nn.Module, x_BSD: Tensor) -> bool:
-    kind = product_dtype(x_BSD), x_BSD.device
-    same = all((p.dtype, p.device) == kind for p in (x_BSD, *layer.parameters()))
+def _scan_layer(layer: nn.Module, x_ND: Tensor, texts: PaddedTexts, suffix: str) -> Tensor:
+    """Outputs of one direction of an LSTM, `(batch * time, hidden_size)`, as `torch.export` traces them."""
+    names = ("weight_ih_l0", "weight_hh_l0", "bias_ih_l0", "bias_hh_l0")
+    weight, recurrent, bias, recurrent_bias = (getattr(layer, name + suffix) for name in names)
+
+    def step(gates_BG: Tensor, h_BH: Tensor, c_BH: Tensor) -> tuple[Tensor, Tensor]:
+        enter, forget, new, output = (gates_BG + F.linear(h_BH, recurrent, recurrent_bias)).chunk(4, -1)
+        c_BH = forget.sigmoid() * c_BH + enter.sigmoid() * new.tanh()
+        return output.sigmoid() * c_BH.tanh(), c_BH
+
+    zeros = [x_ND.new_zeros(texts.mask_BT.shape[0], recurrent.shape[1]) for _ in range(2)]
+    return texts.scan(step, zeros, F.linear(x_ND, weight, bias), reverse=bool(suffix))[1]
+
+
+def _fits_kernel(layer: nn.Module, x_ND: Tensor) -> bool:
+    kind = product_dtype(x_ND), x_ND.device
+    same = all((p.dtype, p.device) == kind for p in (x_ND, *layer.parameters()))
     return same and is_unmodified(layer, (nn.GRU, nn.LSTM))
 
 
@@ -240,126 +411,137 @@ def glorot_(module: nn.Module, *types: type[nn.Module]):
                 init.zeros_(part.bias)
 
 
-def rows_at(x_BTD: Tensor, positions_BS: Tensor) -> Tensor:
-    """`x[b, positions[b, s]]`."""
-    batch, time = x_BTD.shape[:2]
-    starts_B1 = torch.arange(0, batch * time, time, device=x_BTD.device)[:, None]
-    rows = x_BTD.flatten(0, 1).index_select(0, (starts_B1 + positions_BS).flatten())
-    return rows.unflatten(0, positions_BS.shape)
-
-
 class _GRU(torch.autograd.Function):
     """`r, z = sigmoid(x + W h + b);  n = tanh(x_n + r * (W_n h + b_n));  h' = n + z * (h - n)`."""
 
     @staticmethod
-    def forward(ctx, gates_SKBG: Tensor, weight_KGH: Tensor, bias_KG: Tensor) -> Tensor:
-        size, read = weight_KGH.shape[2], _products(gates_SKBG.shape[2], weight_KGH, bias_KG)
-        x_rz, x_n = gates_SKBG.split([2 * size, size], -1)
-        rz_SKBG = torch.empty_like(x_rz)
-        news, candidates, states = (torch.empty_like(x_n) for _ in range(3))  # n; W_n h + b_n; h
-        h_KBH = x_n.new_zeros(x_n.shape[1:])
-        views = (x_rz.unbind(), x_n.unbind(), rz_SKBG.unbind(), candidates.unbind(), news.unbind(), states.unbind())
-        for x_rz_KBG, x_n_KBH, rz_KBG, candidate_KBH, new_KBH, state_KBH in zip(*views, strict=True):
+    def forward(ctx, gates_N2G: Tensor, weight_KGH: Tensor, bias_KG: Tensor, texts: PackedTexts) -> Tensor:
+        size, (order_M, back_M, _) = weight_KGH.shape[2], texts.both_ways
+        values_MG, read = _halves(gates_N2G).index_select(0, order_M), _products(weight_KGH, bias_KG)
+        news, candidates, states = (values_MG.new_empty(len(values_MG), size) for _ in range(3))  # n; W_n h + b_n; h
+        h_KBH = None
+        for gates_KBG, candidate_KBH, new_KBH, state_KBH in _steps(texts, values_MG, candidates, news, states):
+            h_KBH = torch.zeros_like(state_KBH) if h_KBH is None else h_KBH[:, : state_KBH.shape[1]]
             read_rz, read_n = read(h_KBH).split([2 * size, size], -1)
-            torch.add(x_rz_KBG, read_rz, out=rz_KBG).sigmoid_()
-            reset_KBH, update_KBH = rz_KBG.chunk(2, -1)
+            reset_KBH, update_KBH = gates_KBG[..., : 2 * size].add_(read_rz).sigmoid_().chunk(2, -1)
             candidate_KBH.copy_(read_n)
-            tanh(torch.addcmul(x_n_KBH, reset_KBH, read_n, out=new_KBH), out=new_KBH)
-            h_KBH = torch.lerp(new_KBH, h_KBH, update_KBH, out=state_KBH)
-        ctx.save_for_backward(weight_KGH, rz_SKBG, candidates, news, states)
-        return states
+            torch.addcmul(gates_KBG[..., 2 * size :], reset_KBH, read_n, out=new_KBH)
+            h_KBH = torch.lerp(tanh(new_KBH, out=new_KBH), h_KBH, update_KBH, out=state_KBH)
+        ctx.texts = texts
+        ctx.save_for_backward(weight_KGH, values_MG, candidates, news, states)
+        return states.index_select(0, back_M).view(len(gates_N2G), 2 * size)
 
     @staticmethod
     @torch.autograd.function.once_differentiable
-    def backward(ctx, grad_SKBH: Tensor):
-        weight_KGH, rz_SKBG, candidates, news, states = ctx.saved_tensors
-        reset, update = rz_SKBG.chunk(2, -1)
-        before = _before(states)
+    def backward(ctx, grad_N2H: Tensor):
+        weight_KGH, values_MG, candidates, news, states = ctx.saved_tensors
+        texts, size = ctx.texts, states.shape[1]
+        reset, update = values_MG[:, : 2 * size].chunk(2, -1)
+        before = _before(states, texts)
         # What a step's gates get is its state's gradient times these, which need no loop.
         to_new = (1 - update) * (1 - news.square())
         to_reset = to_new * candidates * reset * (1 - reset)
         to_update = (before - news) * update * (1 - update)
-        factors = torch.stack([to_reset, to_update, to_new * reset], -2)
-        recurrent, grads = torch.empty_like(factors), torch.empty_like(states)
-        carried_KBH, carry = torch.zeros_like(states[0]), _products(states.shape[2], weight_KGH.transpose(1, 2))
-        views = (grad_SKBH.unbind(), factors.unbind(), update.unbind(), recurrent.unbind(), grads.unbind())
-        for given_KBH, factor, update_KBH, gates, grad_KBH in zip(*map(reversed, views), strict=True):
-            torch.add(given_KBH, carried_KBH, out=grad_KBH)
+        factors = torch.stack([to_reset, to_update, to_new * reset], 1)
+        grads = _halves(grad_N2H).index_select(0, texts.both_ways[0])
+        recurrent, carried_KBH, carry = torch.empty_like(factors), None, _products(weight_KGH.transpose(1, 2))
+        for grad_KBH, factor, update_KBH, gates in reversed(_steps(texts, grads, factors, update, recurrent)):
+            if carried_KBH is not None:
+                grad_KBH[:, : carried_KBH.shape[1]] += carried_KBH
             torch.mul(grad_KBH[..., None, :], factor, out=gates)
             carried_KBH = carry(gates.flatten(2)).addcmul_(grad_KBH, update_KBH)
-        recurrent_SKBG = recurrent.flatten(3)
-        inputs_SKBG = torch.cat([recurrent[..., :2, :].flatten(3), grads * to_new], -1)
-        return inputs_SKBG, _weight_gradient(recurrent_SKBG, before), recurrent_SKBG.sum((0, 2))
+        inputs_MG = torch.cat([recurrent[:, :2].flatten(1), grads * to_new], -1)
+        return *_gradients(texts, inputs_MG, recurrent.flatten(1), before), None
 
 
 class _LSTM(torch.autograd.Function):
     """`i, f, o = sigmoid(x + W h + b);  g = tanh(x_g + W_g h + b_g);  c' = f * c + i * g;  h' = o * tanh(c')`."""
 
     @staticmethod
-    def forward(ctx, gates_SKBG: Tensor, weight_KGH: Tensor, bias_KG: Tensor) -> Tensor:
-        size, read = weight_KGH.shape[2], _products(gates_SKBG.shape[2], weight_KGH, bias_KG)
-        values_SKBG = torch.empty_like(gates_SKBG)
-        cells, squashed, states = (gates_SKBG.new_empty(*gates_SKBG.shape[:3], size) for _ in range(3))
-        h_KBH = c_KBH = gates_SKBG.new_zeros(*gates_SKBG.shape[1:3], size)
-        views = (each.unbind() for each in (gates_SKBG, values_SKBG, cells, squashed, states))
-        for x_KBG, gates_KBG, cell_KBH, squashed_KBH, state_KBH in zip(*views, strict=True):
-            torch.add(x_KBG, read(h_KBH), out=gates_KBG)
+    def forward(ctx, gates_N2G: Tensor, weight_KGH: Tensor, bias_KG: Tensor, texts: PackedTexts) -> Tensor:
+        size, (order_M, back_M, _) = weight_KGH.shape[2], texts.both_ways
+        values_MG, read = _halves(gates_N2G).index_select(0, order_M), _products(weight_KGH, bias_KG)
+        cells, squashed, states = (values_MG.new_empty(len(values_MG), size) for _ in range(3))
+        h_KBH = None
+        for gates_KBG, cell_KBH, squashed_KBH, state_KBH in _steps(texts, values_MG, cells, squashed, states):
+            if h_KBH is None:
+                h_KBH = c_KBH = torch.zeros_like(state_KBH)
+            rows = state_KBH.shape[1]
+            gates_KBG.add_(read(h_KBH[:, :rows]))
             gates_KBG[..., : 2 * size].sigmoid_()
             tanh(gates_KBG[..., 2 * size : 3 * size], out=gates_KBG[..., 2 * size : 3 * size])
             gates_KBG[..., 3 * size :].sigmoid_()
             input_KBH, forget_KBH, new_KBH, output_KBH = gates_KBG.chunk(4, -1)
-            torch.mul(forget_KBH, c_KBH, out=cell_KBH).addcmul_(input_KBH, new_KBH)
+            torch.mul(forget_KBH, c_KBH[:, :rows], out=cell_KBH).addcmul_(input_KBH, new_KBH)
             tanh(cell_KBH, out=squashed_KBH)
             h_KBH, c_KBH = torch.mul(output_KBH, squashed_KBH, out=state_KBH), cell_KBH
-        ctx.save_for_backward(weight_KGH, values_SKBG, cells, squashed, states)
-        return states
+        ctx.texts = texts
+        ctx.save_for_backward(weight_KGH, values_MG, cells, squashed, states)
+        return states.index_select(0, back_M).view(len(gates_N2G), 2 * size)
 
     @staticmethod
     @torch.autograd.function.once_differentiable
-    def backward(ctx, grad_SKBH: Tensor):
-        weight_KGH, gates_SKBG, cells, squashed, states = ctx.saved_tensors
-        enter, forget, new, output = gates_SKBG.chunk(4, -1)
+    def backward(ctx, grad_N2H: Tensor):
+        weight_KGH, values_MG, cells, squashed, states = ctx.saved_tensors
+        texts, (enter, forget, new, output) = ctx.texts, values_MG.chunk(4, -1)
         # The gradient of the gates is the gradient of the cell (output gate: of the state) times these factors.
-        of_cell = torch.stack(
-            [new * enter * (1 - enter), _before(cells) * forget * (1 - forget), enter * (1 - new.square())], -2
-        )
-        of_state = squashed * output * (1 - output)
-        to_cell = output * (1 - squashed.square())
-        gates = of_state.new_empty(*of_state.shape[:3], 4, of_state.shape[3])
-        carry = _products(states.shape[2], weight_KGH.transpose(1, 2))
-        state_KBH = cell_KBH = torch.zeros_like(states[0])  # gradients from the next step
-        views = (each.unbind() for each in (grad_SKBH, of_cell, of_state, to_cell, forget, gates))
-        for given_KBH, of_cell_, of_state_, to_cell_, forget_KBH, gates_ in zip(*map(reversed, views), strict=True):
-            state_KBH = state_KBH + given_KBH
-            cell_KBH = torch.addcmul(cell_KBH, state_KBH, to_cell_)
-            torch.mul(cell_KBH[..., None, :], of_cell_, out=gates_[..., :3, :])
-            torch.mul(state_KBH, of_state_, out=gates_[..., 3, :])
-            state_KBH = carry(gates_.flatten(2))
-            cell_KBH = cell_KBH * forget_KBH
-        gates_SKBG = gates.flatten(3)
-        return gates_SKBG, _weight_gradient(gates_SKBG, _before(states)), gates_SKBG.sum((0, 2))
+        of_cell = [new * enter * (1 - enter), _before(cells, texts) * forget * (1 - forget), enter * (1 - new.square())]
+        of_state, to_cell = squashed * output * (1 - output), output * (1 - squashed.square())
+        gates = of_state.new_empty(len(of_state), 4, of_state.shape[1])
+        grads, carry = _halves(grad_N2H).index_select(0, texts.both_ways[0]), _products(weight_KGH.transpose(1, 2))
+        state_KBH = cell_KBH = None  # gradients from the next step
+        tensors = (grads, torch.stack(of_cell, 1), of_state, to_cell, forget, gates)
+        for grad_KBH, of_cell_, of_state_, to_cell_, forget_KBH, gates_ in reversed(_steps(texts, *tensors)):
+            if state_KBH is not None:
+                grad_KBH[:, : state_KBH.shape[1]] += state_KBH
+            grad_cell_KBH = grad_KBH * to_cell_
+            if cell_KBH is not None:
+                grad_cell_KBH[:, : cell_KBH.shape[1]] += cell_KBH
+            torch.mul(grad_cell_KBH[..., None, :], of_cell_, out=gates_[..., :3, :])
+            torch.mul(grad_KBH, of_state_, out=gates_[..., 3, :])
+            state_KBH, cell_KBH = carry(gates_.flatten(2)), grad_cell_KBH * forget_KBH
+        gates_MG = gates.flatten(1)
+        return *_gradients(texts, gates_MG, gates_MG, _before(states, texts)), None
 
 
-def _before(states_SKBH: Tensor) -> Tensor:
+def _halves(x_N2D: Tensor) -> Tensor:
+    return x_N2D.reshape(2 * len(x_N2D), x_N2D.shape[1] // 2)
+
+
+def _steps(texts: PackedTexts, *tensors: Tensor) -> list[tuple[Tensor, ...]]:
+    """Views `(2, texts, ...)` of each step of buffers as in `PackedTexts.both_ways`."""
+    sizes = [2 * size for size in texts.batch_sizes]
+    return list(zip(*([step.unflatten(0, (2, -1)) for step in each.split(sizes)] for each in tensors), strict=True))
+
+
+def _before(states_MH: Tensor, texts: PackedTexts) -> Tensor:
     """The state that each step reads: zeros, then the state of the preceding step."""
-    return torch.cat([torch.zeros_like(states_SKBH[:1]), states_SKBH[:-1]])
+    before_MH = states_MH.index_select(0, texts.both_ways[2])
+    return torch.cat([states_MH.new_zeros(len(states_MH) - len(before_MH), states_MH.shape[1]), before_MH])
 
 
-def _products(rows: int, weight_KGD: Tensor, bias_KG: Tensor | None = None) -> Callable[[Tensor], Tensor]:
+def _products(weight_KGD: Tensor, bias_KG: Tensor | None = None) -> Callable[[Tensor], Tensor]:
     """The function `x_KBD @ weight.T + bias` of both directions: small products as one batch, others with oneDNN."""
-    if suits_onednn(rows, weight_KGD[0]):
-        weights = [packed(weight_GD, keep=False) for weight_GD in weight_KGD]
-        biases = (None, None) if bias_KG is None else bias_KG
-        return lambda x_KBD: torch.stack([product(*each) for each in zip(x_KBD, weights, biases, strict=True)])
-    weight_KDG = weight_KGD.transpose(1, 2)
-    if bias_KG is None:
-        return lambda x_KBD: x_KBD @ weight_KDG
-    return lambda x_KBD: torch.baddbmm(bias_KG[:, None], x_KBD, weight_KDG)
+    weight_KDG, biases = weight_KGD.transpose(1, 2), (None, None) if bias_KG is None else bias_KG
+    weights: list[Any] = []
+
+    def multiply(x_KBD: Tensor) -> Tensor:
+        if suits_onednn(x_KBD.shape[1], weight_KGD[0]):
+            weights[:] = weights or [packed(weight_GD, keep=False) for weight_GD in weight_KGD]
+            return torch.stack([product(*each) for each in zip(x_KBD, weights, biases, strict=True)])
+        return x_KBD @ weight_KDG if bias_KG is None else torch.baddbmm(bias_KG[:, None], x_KBD, weight_KDG)
+
+    return multiply
 
 
-def _weight_gradient(gates_SKBG: Tensor, before_SKBH: Tensor) -> Tensor:
-    sides = (each.transpose(0, 1).contiguous().flatten(1, 2) for each in (gates_SKBG, before_SKBH))
-    return torch.stack([weight_gradient(*each) for each in zip(*sides, strict=True)])
+def _gradients(texts: PackedTexts, inputs_MG: Tensor, gates_MG: Tensor, before_MH: Tensor) -> tuple[Tensor, ...]:
+    """Gradients of a layer's input gates, recurrent weights and biases, from those of all gates."""
+    back_M = texts.both_ways[1]
+    sides = [back_M[direction::2] for direction in range(2)]
+    pairs = [(gates_MG.index_select(0, rows), before_MH.index_select(0, rows)) for rows in sides]
+    inputs_N2G = inputs_MG.index_select(0, back_M).view(len(back_M) // 2, 2 * inputs_MG.shape[1])
+    biases = torch.stack([gates_NG.sum(0) for gates_NG, _ in pairs])
+    return inputs_N2G, torch.stack([weight_gradient(*pair) for pair in pairs]), biases
 
 
 class Constraints(NamedTuple):
@@ -392,6 +574,7 @@ class LinearChainCRF(nn.Module):
         for parameter in self.parameters():
             init.uniform_(parameter, -0.1, 0.1)
 
+    @torch.compiler.disable  # a traced loop over time would be compiled again for every length
     def log_likelihood(self, emissions_BTK: Tensor, labels_BT: Tensor, mask_BT: Tensor) -> Tensor:
         """Log-probability of each row's labels; 0 for a row without positions.
 
@@ -403,16 +586,18 @@ class LinearChainCRF(nn.Module):
         Returns:
             `(batch,)`, in float32 or float64.
         """
-        scores_BTS, table_SS = self(emissions_BTK, mask_BT)
-        states_S = torch.arange(len(table_SS), device=labels_BT.device)
-        other_BTS = (labels_BT[..., None] != states_S) & (labels_BT[..., None] != UNKNOWN)
-        agreeing_BTS = scores_BTS.masked_fill(other_BTS, FORBIDDEN)
+        texts = PackedTexts(mask_BT, mask_BT)
+        scores_NS, table_SS = self(unpad(emissions_BTK, mask_BT), texts)
+        labels_N1 = texts.pack(labels_BT[mask_BT])[:, None]
+        other_NS = (labels_N1 != torch.arange(len(table_SS), device=labels_BT.device)) & (labels_N1 != UNKNOWN)
         # One loop for both sums: its cost depends on the number of steps, not on their width.
-        ends_BS = _forward(torch.cat([agreeing_BTS, scores_BTS]), mask_BT.repeat(2, 1), table_SS)[-1]
-        agreeing_B, every_B = _log_sum(ends_BS + table_SS[:, -1], 1).chunk(2)
-        return agreeing_B - every_B
+        both_N2S = torch.stack([scores_NS.masked_fill(other_NS, FORBIDDEN), scores_NS], 1)
+        _, ends_R2S = _forward(both_N2S, texts.batch_sizes, table_SS)
+        sums_R2 = _log_sum(ends_R2S + table_SS[:, -1], -1)
+        zeros_B = sums_R2.new_zeros(len(mask_BT))
+        return zeros_B.index_copy(0, texts.text_N[: len(sums_R2)], sums_R2[:, 0] - sums_R2[:, 1])
 
-    @torch.compiler.disable  # a traced loop over time would be compiled again for every length
+    @torch.compiler.disable  # as `log_likelihood`
     @torch.no_grad()
     def decode(self, emissions_BTK: Tensor, mask_BT: Tensor, allowed: Constraints | None = None) -> Tensor:
         """The most likely label sequence of each row (Viterbi), `(batch, time)`, -100 where the mask is False.
@@ -421,10 +606,10 @@ class LinearChainCRF(nn.Module):
             emissions_BTK, mask_BT: as in `log_likelihood`.
             allowed: constraints on the sequence. Default: none.
         """
-        scores_BTS, table_SS = self(emissions_BTK, mask_BT, allowed)
-        return _best_labels(scores_BTS, table_SS, mask_BT)
+        texts = rows_as_texts(mask_BT)
+        return _best_labels(*self(unpad(emissions_BTK, mask_BT), texts, allowed), texts, mask_BT)
 
-    @torch.compiler.disable  # as `decode`
+    @torch.compiler.disable  # as `log_likelihood`
     def log_marginals(self, emissions_BTK: Tensor, mask_BT: Tensor, allowed: Constraints | None = None) -> Tensor:
         """Log-probability of each label at each position given the row (forward-backward), `(batch, time, labels)`.
 
@@ -434,18 +619,17 @@ class LinearChainCRF(nn.Module):
         Args:
             emissions_BTK, mask_BT, allowed: as in `decode`.
         """
-        scores_BTS, table_SS = self(emissions_BTK, mask_BT, allowed)
-        ahead_BTS = torch.stack(_forward(scores_BTS, mask_BT, table_SS), 1)[:, 1:]
-        behind_BTS = torch.stack(_forward(scores_BTS.flip(1), mask_BT.flip(1), table_SS.t()), 1)[:, 1:].flip(1)
-        joint_BTS = ahead_BTS + behind_BTS - scores_BTS  # both include the score of the position itself
-        log_probs_BTK = joint_BTS[..., :-1].masked_fill(~mask_BT[..., None], 0).log_softmax(-1)
+        texts = rows_as_texts(mask_BT)
+        scores_NS, table_SS = self(unpad(emissions_BTK, mask_BT), texts, allowed)
+        ahead_NS, behind_NS = (_sums(scores_NS, table_SS, texts, reverse) for reverse in (False, True))
+        joint_NS = ahead_NS + behind_NS - scores_NS  # both include the score of the position itself
+        log_probs_NK = texts.unpack(joint_NS[:, :-1].log_softmax(-1), joint_NS.shape[0])
+        log_probs_BTK = pad(log_probs_NK, mask_BT).masked_fill(~mask_BT[..., None], -math.log(self.start.numel()))
         return log_probs_BTK.clamp(min=LEAST_LOG_PROBABILITY)
 
-    def forward(
-        self, emissions_BTK: Tensor, mask_BT: Tensor, allowed: Constraints | None = None
-    ) -> tuple[Tensor, Tensor]:
+    def forward(self, emissions_NK: Tensor, texts: Texts, allowed: Constraints | None = None) -> tuple[Tensor, Tensor]:
         """What `_chain` returns. Parameters are read only here: they may be offloaded outside of a module's call."""
-        return _chain(emissions_BTK, mask_BT, (self.start, self.transitions, self.end), allowed)
+        return _chain(texts.pack(emissions_NK), (self.start, self.transitions, self.end), allowed)
 
 
 @torch.compiler.disable  # as `LinearChainCRF.decode`
@@ -471,10 +655,12 @@ def decode_labels(log_probs_BTK: Tensor, mask_BT: Tensor, names: tuple[str, ...]
     if log_probs_BTK.shape[-1] != len(names):
         raise ValueError(f"There are log-probabilities of {log_probs_BTK.shape[-1]} labels, but {len(names)} names.")
     wide = torch.promote_types(log_probs_BTK.dtype, torch.float32)
-    possible_BTK = log_probs_BTK.to(wide).clamp(min=IMPOSSIBLE)  # forbidden sequences must stay worse
-    zeros_K = possible_BTK.new_zeros(len(names))
-    chain = _chain(possible_BTK, mask_BT, (zeros_K, torch.outer(zeros_K, zeros_K), zeros_K), bio_constraints(names))
-    return _best_labels(*chain, mask_BT)
+    texts, zeros_K = rows_as_texts(mask_BT), log_probs_BTK.new_zeros(len(names), dtype=wide)
+    possible_NK = (
+        texts.pack(unpad(log_probs_BTK, mask_BT)).to(wide).clamp(min=IMPOSSIBLE)
+    )  # forbidden ones must stay worse
+    chain = _chain(possible_NK, (zeros_K, torch.outer(zeros_K, zeros_K), zeros_K), bio_constraints(names))
+    return _best_labels(*chain, texts, mask_BT)
 
 
 def check_bio(names: tuple[str, ...]):
@@ -488,62 +674,107 @@ def check_bio(names: tuple[str, ...]):
         )
 
 
-def _chain(
-    emissions_BTK: Tensor, mask_BT: Tensor, potentials: tuple[Tensor, Tensor, Tensor], allowed: Constraints | None
-) -> tuple[Tensor, Tensor]:
-    """Scores `(B, T, S)` of states at positions, and `(S, S)` of transitions between states.
-
-    A chain begins and ends at the boundary, so that a chain without positions has score 0.
-
-    Args:
-        emissions_BTK, mask_BT, allowed: as in `LinearChainCRF.decode`.
-        potentials: scores of starts `(K,)`, of transitions `(K, K)`, of ends `(K,)`.
-    """
-    wide = torch.promote_types(emissions_BTK.dtype, torch.float32)
-    real_BTK = emissions_BTK.to(wide).masked_fill(~mask_BT[..., None], 0)
-    # Adding a constant to a position changes no probability. This one keeps the sums small, and so precise.
-    scores_BTS = F.pad(real_BTK.log_softmax(-1), (0, 1), value=FORBIDDEN)
-    table_SS = _with_boundary(*potentials).to(wide)
-    if allowed is not None:
-        table_SS = table_SS.masked_fill(~_with_boundary(*allowed).to(table_SS.device), FORBIDDEN)
-    return scores_BTS, table_SS
-
-
-def _best_labels(scores_BTS: Tensor, table_SS: Tensor, mask_BT: Tensor) -> Tensor:
-    """The best path (Viterbi) through the scores of `_chain`, `(B, T)`, -100 where the mask is False."""
-    *before, ends_BS = _forward(scores_BTS, mask_BT, table_SS, torch.amax)
-    best_B = (ends_BS + table_SS[:, -1]).argmax(1)
-    labels_BT = torch.full_like(mask_BT, UNKNOWN, dtype=torch.long)
-    for step in reversed(range(len(before))):
-        real_B = mask_BT[:, step]
-        labels_BT[:, step] = torch.where(real_B, best_B, UNKNOWN)
-        best_B = torch.where(real_B, (before[step] + table_SS.t()[best_B]).argmax(1), best_B)
-    return labels_BT
-
-
-def _with_boundary(start_K: Tensor, transitions_KK: Tensor, end_K: Tensor) -> Tensor:
-    return torch.cat([torch.cat([transitions_KK, end_K[:, None]], 1), F.pad(start_K, (0, 1))[None]])
-
-
 def _log_sum(scores: Tensor, dim: int) -> Tensor:
     """`torch.logsumexp` without underflow, which would make the exponentials many times slower on CPUs."""
     highest = scores.detach().amax(dim, keepdim=True)
     return (scores - highest).clamp(min=NEGLIGIBLE).exp().sum(dim).log() + highest.squeeze(dim)
 
 
+def _chain(
+    emissions_NK: Tensor, potentials: tuple[Tensor, Tensor, Tensor], allowed: Constraints | None
+) -> tuple[Tensor, Tensor]:
+    """Scores `(N, S)` of states at packed positions, and `(S, S)` of transitions between states.
+
+    A chain begins and ends at the boundary.
+
+    Args:
+        emissions_NK: `(positions, labels)`.
+        potentials: scores of starts `(K,)`, of transitions `(K, K)`, of ends `(K,)`.
+        allowed: as in `LinearChainCRF.decode`.
+    """
+    wide = torch.promote_types(emissions_NK.dtype, torch.float32)
+    # Adding a constant to a position changes no probability. This one keeps the sums small, and so precise.
+    scores_NS = F.pad(emissions_NK.to(wide).log_softmax(-1), (0, 1), value=FORBIDDEN)
+    table_SS = _with_boundary(*potentials).to(wide)
+    if allowed is not None:
+        table_SS = table_SS.masked_fill(~_with_boundary(*allowed).to(table_SS.device), FORBIDDEN)
+    return scores_NS, table_SS
+
+
+def _best_labels(scores_NS: Tensor, table_SS: Tensor, texts: Texts, mask_BT: Tensor) -> Tensor:
+    """The best path (Viterbi) through the scores of `_chain`, `(B, T)`, -100 where the mask is False."""
+    find = _best_path if isinstance(texts, PackedTexts) else _scan_best_path
+    labels_BT = pad(texts.unpack(find(scores_NS, table_SS, texts), scores_NS.shape[0]), mask_BT)
+    return labels_BT.masked_fill(~mask_BT, UNKNOWN)
+
+
+def _best_path(scores_NS: Tensor, table_SS: Tensor, texts: PackedTexts) -> Tensor:
+    states, ends_RS = _forward(scores_NS, texts.batch_sizes, table_SS, torch.amax)
+    last_R = (ends_RS + table_SS[:, -1]).argmax(1)
+    labels = [last_R[:0]]
+    for states_RS in reversed(states):
+        after_R = labels[-1]
+        before_R = (states_RS[: len(after_R)] + table_SS.t()[after_R]).argmax(1)
+        labels.append(torch.cat([before_R, last_R[len(after_R) : len(states_RS)]]))
+    return torch.cat(labels[::-1])
+
+
+def _scan_best_path(scores_NS: Tensor, table_SS: Tensor, texts: PaddedTexts) -> Tensor:
+    [ends_BS], before_NS = _scan_sums(scores_NS, table_SS, texts, torch.amax, before=True)
+
+    def step(states_BS: Tensor, label_B1: Tensor) -> list[Tensor]:
+        return [(states_BS + table_SS.t()[label_B1.squeeze(1)]).argmax(1, keepdim=True)]
+
+    last_B1 = (ends_BS + table_SS[:, -1]).argmax(1, keepdim=True)
+    return texts.scan(step, [last_B1], before_NS, reverse=True, before=True)[1].squeeze(1)
+
+
+def _sums(scores_NS: Tensor, table_SS: Tensor, texts: Texts, reverse: bool) -> Tensor:
+    """What `_forward` finds after each position, `(N, S)`, of chains from the beginning or, `reverse`, from the end."""
+    table_SS = table_SS.t() if reverse else table_SS
+    if isinstance(texts, PaddedTexts):
+        return _scan_sums(scores_NS, table_SS, texts, _log_sum, reverse=reverse)[1]
+    scores_NS = scores_NS[texts.turned_N] if reverse else scores_NS
+    states_NS = torch.cat([scores_NS[:0], *_forward(scores_NS, texts.batch_sizes, table_SS)[0]])
+    return states_NS[texts.turned_N] if reverse else states_NS
+
+
+def _scan_sums(scores_NS: Tensor, table_SS: Tensor, texts: PaddedTexts, over: Callable[..., Tensor], **order: bool):
+    def step(scores_BS: Tensor, state_BS: Tensor) -> list[Tensor]:
+        return [over(state_BS.unsqueeze(2) + table_SS, 1) + scores_BS]
+
+    start_BS = _nothing(scores_NS, texts.mask_BT.shape[0])
+    return texts.scan(step, [start_BS], scores_NS, **order)
+
+
+def _nothing(scores: Tensor, chains: int) -> Tensor:
+    """The state of chains before their first position: `(chains, ..., S)` for scores `(N, ..., S)`."""
+    *middle, states = scores.shape[1:]
+    return F.pad(scores.new_full((chains, *middle, states - 1), FORBIDDEN), (0, 1))
+
+
+def _with_boundary(start_K: Tensor, transitions_KK: Tensor, end_K: Tensor) -> Tensor:
+    return torch.cat([torch.cat([transitions_KK, end_K[:, None]], 1), F.pad(start_K, (0, 1))[None]])
+
+
 @torch.compiler.disable  # as `decode`
 def _forward(
-    scores_BTS: Tensor, mask_BT: Tensor, table_SS: Tensor, over: Callable[[Tensor, int], Tensor] = _log_sum
-) -> list[Tensor]:
-    """T + 1 tensors `(B, S)`, before the first position and after each position.
+    scores: Tensor, batch_sizes: list[int], table_SS: Tensor, over: Callable[[Tensor, int], Tensor] = _log_sum
+) -> tuple[list[Tensor], Tensor]:
+    """A tensor `(R, ..., S)` for each step, and the same after each chain's end, longest chain first.
 
     Each entry reduces, with `over`, the scores of all chains that end in a state.
+
+    Args:
+        scores: `(N, ..., S)`, of packed positions.
     """
-    states = [F.pad(scores_BTS.new_full((len(scores_BTS), len(table_SS) - 1), FORBIDDEN), (0, 1))]
-    for scores_BS, real_B in zip(scores_BTS.unbind(1), mask_BT.unbind(1), strict=True):
-        arriving_BS = over(states[-1][:, :, None] + table_SS, 1) + scores_BS
-        states.append(torch.where(real_B[:, None], arriving_BS, states[-1]))
-    return states
+    states, ended = [], [scores[:0]]
+    state = _nothing(scores, sum(batch_sizes[:1]))
+    for step, running in zip(scores.split(batch_sizes), [*batch_sizes[1:], 0], strict=False):
+        state = over(state[: len(step), ..., None] + table_SS, -2) + step
+        states.append(state)
+        ended.append(state[running:])
+    return states, torch.cat(ended[::-1])
 
 
 @lru_cache

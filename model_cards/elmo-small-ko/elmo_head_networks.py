@@ -1,9 +1,12 @@
 """The paper's networks for sentiment (BCN), textual entailment (ESIM) and questions (BiDAF with self-attention).
 
-Shape suffixes: B batch; T time, for questions that of question and context in one row; S texts, the first texts of all
-rows, then the second texts of all rows (S = 2 B; with single texts only, S = B and each text is compared with itself);
-D width of the words that a biRNN reads; H width of its output; E width of an encoded word; P width of a pooled text; J
-width of both pooled texts.
+All vectors are of real tokens only. Where each token attends to those of another text, texts of similar length are
+computed together, with padding.
+
+Shape suffixes: B batch; N real tokens of the batch; M packed tokens of texts; S texts, the first texts of all rows,
+then the second texts of all rows (S = 2 B; with single texts only, S = B and each text is compared with itself); R
+texts of a group, L their longest; D width of the words that a biRNN reads; H width of its output; E width of an encoded
+word; P width of a pooled text; J width of both pooled texts.
 """
 
 from collections.abc import Iterable
@@ -14,7 +17,7 @@ from torch import Tensor, nn
 from transformers import initialization as init
 
 from .elmo_backends import fast_linear
-from .elmo_head_layers import TaskGRU, TaskLSTM, VariationalDropout, glorot_, masked_softmax
+from .elmo_head_layers import PackedTexts, TaskGRU, TaskLSTM, VariationalDropout, glorot_, masked_softmax
 
 
 class TextPairClassifier(nn.Module):
@@ -30,17 +33,14 @@ class TextPairClassifier(nn.Module):
         self.sequence_dropout = VariationalDropout(dropout)
         self.dropout = nn.Dropout(dropout)
 
-    def encode(
-        self, inputs_BTD: Tensor, first_BT: Tensor, second_BT: Tensor, elmo_BTE: Tensor | None
-    ) -> tuple[Tensor, Tensor]:
-        """The encoded texts `(S, time, encoded_size)`, zeros at padding, and their mask `(S, time)`."""
-        texts = 1 if second_BT is first_BT else 2
-        mask_ST = torch.cat([first_BT, second_BT][:texts])
-        encoded_STE = self.encoder(inputs_BTD.repeat(texts, 1, 1), mask_ST)
-        if elmo_BTE is None:
-            return encoded_STE, mask_ST
-        elmo_STE = elmo_BTE.repeat(texts, 1, 1).masked_fill(~mask_ST[..., None], 0)
-        return torch.cat([encoded_STE, elmo_STE], -1), mask_ST  # section 5.2 of the ELMo paper
+    def encode(self, inputs_ND: Tensor, texts: PackedTexts, elmo_NE: Tensor | None) -> Tensor:
+        """The encoded texts, `(packed tokens, encoded_size)`."""
+        encoded_ME = self.encoder(texts.pack(inputs_ND), texts)
+        # section 5.2 of the ELMo paper
+        return encoded_ME if elmo_NE is None else torch.cat([encoded_ME, texts.pack(elmo_NE)], -1)
+
+    def drop_out(self, x_MD: Tensor, texts: PackedTexts) -> Tensor:
+        return self.sequence_dropout(x_MD, texts.text_N, len(texts.lengths))
 
     def reset_parameters(self):
         """Glorot-uniform linear layers, biases 0. The biLSTMs initialise themselves."""
@@ -77,32 +77,28 @@ class BiattentiveClassifier(TextPairClassifier):
         )
         self.output = nn.Linear(hidden_size, num_labels)
 
-    def forward(
-        self, inputs_BTD: Tensor, first_BT: Tensor, second_BT: Tensor, elmo_BTE: Tensor | None = None
-    ) -> Tensor:
+    def forward(self, inputs_ND: Tensor, texts: PackedTexts, rows: int, elmo_NE: Tensor | None = None) -> Tensor:
         """Logits `(batch, num_labels)`.
 
         Args:
-            inputs_BTD: `(batch, time, input_size)`.
-            first_BT, second_BT: `(batch, time)` bool, the masks of each row's texts. For single texts pass the same
-                tensor twice: then nothing is computed twice.
-            elmo_BTE: `(batch, time, output_elmo_size)`.
+            inputs_ND: `(tokens, input_size)`.
+            texts: the first texts of all rows, then the second texts; or a single text of each row.
+            rows: the number of rows.
+            elmo_NE: `(tokens, output_elmo_size)`.
         """
-        words_BTD = fast_linear(self.feedforward, inputs_BTD).relu()
-        texts_STE, mask_ST = self.encode(words_BTD, first_BT, second_BT, elmo_BTE)
-        context_STE = attend_to_other(texts_STE, mask_ST, len(inputs_BTD))
-        compared = torch.cat([texts_STE, texts_STE - context_STE, texts_STE * context_STE], -1)
-        integrated_STH = self.integrator(self.sequence_dropout(compared), mask_ST)
-        joint_BJ = both_texts(self._pool(integrated_STH, mask_ST), len(inputs_BTD))
+        texts_ME = self.encode(fast_linear(self.feedforward, inputs_ND).relu(), texts, elmo_NE)
+        context_ME = attend_to_other(texts_ME, texts, rows)
+        compared = torch.cat([texts_ME, texts_ME - context_ME, texts_ME * context_ME], -1)
+        integrated_MH = self.integrator(self.drop_out(compared, texts), texts)
+        joint_BJ = both_texts(self._pool(integrated_MH, texts), rows)
         for linear in cast(Iterable[nn.Linear], self.joint):
             joint_BJ = fast_linear(linear, self.dropout(joint_BJ)).relu()
         return self.output(self.dropout(joint_BJ))
 
-    def _pool(self, integrated_STH: Tensor, mask_ST: Tensor) -> Tensor:
-        largest_SH, least_SH = masked_max(integrated_STH, mask_ST), -masked_max(-integrated_STH, mask_ST)
-        shares_ST1 = masked_softmax(self.attention(integrated_STH), mask_ST[..., None], 1)
-        attentive_SH = (shares_ST1 * integrated_STH).sum(1)
-        return torch.cat([largest_SH, masked_mean(integrated_STH, mask_ST), least_SH, attentive_SH], 1)
+    def _pool(self, integrated_MH: Tensor, texts: PackedTexts) -> Tensor:
+        attentive_SH = texts.sum(texts.softmax(self.attention(integrated_MH)) * integrated_MH)
+        least_SH = -texts.max(-integrated_MH)
+        return torch.cat([texts.max(integrated_MH), texts.mean(integrated_MH), least_SH, attentive_SH], 1)
 
 
 class ESIMClassifier(TextPairClassifier):
@@ -129,47 +125,33 @@ class ESIMClassifier(TextPairClassifier):
         self.joint = nn.Linear(8 * hidden_size, hidden_size)
         self.output = nn.Linear(hidden_size, num_labels)
 
-    def forward(
-        self, inputs_BTD: Tensor, first_BT: Tensor, second_BT: Tensor, elmo_BTE: Tensor | None = None
-    ) -> Tensor:
+    def forward(self, inputs_ND: Tensor, texts: PackedTexts, rows: int, elmo_NE: Tensor | None = None) -> Tensor:
         """As `BiattentiveClassifier.forward`."""
-        texts_STE, mask_ST = self.encode(inputs_BTD, first_BT, second_BT, elmo_BTE)
-        aligned_STE = attend_to_other(texts_STE, mask_ST, len(inputs_BTD))
-        enhanced = torch.cat([texts_STE, aligned_STE, texts_STE - aligned_STE, texts_STE * aligned_STE], -1)
-        projected_STH = fast_linear(self.projection, enhanced).relu()
-        composed_STH = self.composition(self.sequence_dropout(projected_STH), mask_ST)
-        pooled_SP = torch.cat([masked_mean(composed_STH, mask_ST), masked_max(composed_STH, mask_ST)], 1)
-        joint_BJ = fast_linear(self.joint, self.dropout(both_texts(pooled_SP, len(inputs_BTD)))).tanh()
+        texts_ME = self.encode(inputs_ND, texts, elmo_NE)
+        aligned_ME = attend_to_other(texts_ME, texts, rows)
+        enhanced = torch.cat([texts_ME, aligned_ME, texts_ME - aligned_ME, texts_ME * aligned_ME], -1)
+        projected_MH = fast_linear(self.projection, enhanced).relu()
+        composed_MH = self.composition(self.drop_out(projected_MH, texts), texts)
+        pooled_SP = torch.cat([texts.mean(composed_MH), texts.max(composed_MH)], 1)
+        joint_BJ = fast_linear(self.joint, self.dropout(both_texts(pooled_SP, rows))).tanh()
         return self.output(self.dropout(joint_BJ))
 
 
-def attend_to_other(texts_STE: Tensor, mask_ST: Tensor, rows: int) -> Tensor:
+def attend_to_other(texts_ME: Tensor, texts: PackedTexts, rows: int) -> Tensor:
     """Attention from each word to the row's other text, weighted by a softmax of dot products.
 
-    Zeros at padding, and where the other text is empty.
+    Zeros where the other text is empty.
 
     Args:
-        texts_STE: `(S, time, width)`.
-        mask_ST: `(S, time)` bool.
+        texts_ME: `(packed tokens, width)`.
         rows: B. The other text of `s` is `(s + B) % S`.
     """
-    others_STE, others_ST = texts_STE.roll(rows, 0), mask_ST.roll(rows, 0)
-    affinity_STT = texts_STE @ others_STE.transpose(1, 2)
-    return masked_softmax(affinity_STT, mask_ST[:, :, None] & others_ST[:, None], -1) @ others_STE
-
-
-def masked_max(states_STH: Tensor, mask_ST: Tensor) -> Tensor:
-    """The maximum `(S, H)` over the words of each text; 0 for an empty text."""
-    if not mask_ST.shape[1]:
-        return states_STH.sum(1)
-    largest_SH = states_STH.masked_fill(~mask_ST[..., None], -torch.inf).amax(1)
-    return largest_SH.masked_fill(~mask_ST.any(1, keepdim=True), 0)
-
-
-def masked_mean(states_STH: Tensor, mask_ST: Tensor) -> Tensor:
-    """The mean `(S, H)` over the words of each text; 0 for an empty text."""
-    total_SH = states_STH.masked_fill(~mask_ST[..., None], 0).sum(1)
-    return total_SH / mask_ST.sum(1, keepdim=True).clamp(min=1)
+    found = []
+    for own, other in texts.pairs(texts, rows):
+        own_RLE, other_RLE = own.read(texts_ME), other.read(texts_ME)
+        affinity_RLL = own_RLE @ other_RLE.transpose(1, 2)
+        found.append((own, masked_softmax(affinity_RLL, other.mask_RL[:, None], -1) @ other_RLE))
+    return texts.join(found)
 
 
 def both_texts(pooled_SP: Tensor, rows: int) -> Tensor:
@@ -189,10 +171,10 @@ class TrilinearAttention(nn.Module):
         self.other = nn.Linear(size, 1, bias=False)
         self.product = nn.Parameter(torch.empty(size))
 
-    def forward(self, x_BTE: Tensor, y_BTE: Tensor) -> Tensor:
-        """Scores `(batch, time of x, time of y)`."""
-        products_BTT = (x_BTE * self.product) @ y_BTE.transpose(1, 2)
-        return self.own(x_BTE) + self.other(y_BTE).transpose(1, 2) + products_BTT
+    def forward(self, x_RLE: Tensor, y_RLE: Tensor) -> Tensor:
+        """Scores `(texts, length of x, length of y)`."""
+        products_RLL = (x_RLE * self.product) @ y_RLE.transpose(1, 2)
+        return self.own(x_RLE) + self.other(y_RLE).transpose(1, 2) + products_RLL
 
 
 class SpanReader(nn.Module):
@@ -236,53 +218,64 @@ class SpanReader(nn.Module):
         self.none = nn.Linear(hidden_size, 1)
 
     def forward(
-        self, inputs_BTD: Tensor, question_BT: Tensor, context_BT: Tensor, elmo_BTE: Tensor | None = None
+        self, inputs_ND: Tensor, questions: PackedTexts, contexts: PackedTexts, elmo_NE: Tensor | None = None
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """Scores of starts and ends `(batch, time)`, valid only in the context, and of no answer `(batch,)`.
+        """Scores of starts and ends `(packed tokens of the contexts,)`, and of no answer `(batch,)`.
 
         Args:
-            inputs_BTD: `(batch, time, input_size)`.
-            question_BT, context_BT: `(batch, time)` bool, the words of each.
-            elmo_BTE: `(batch, time, output_elmo_size)`.
+            inputs_ND: `(tokens, input_size)`.
+            questions, contexts: the words of each, a text in each row.
+            elmo_NE: `(tokens, output_elmo_size)`.
         """
-        question_BTE, context_BTE = (
-            self._encoded(inputs_BTD, mask_BT, elmo_BTE) for mask_BT in (question_BT, context_BT)
-        )
-        read_BTH = self._attend(context_BTE, question_BTE, context_BT, question_BT)
-        read_BTH = read_BTH + self._attend_to_itself(read_BTH, context_BT)
-        start_BTH = self.start_encoder(self.dropout(read_BTH), context_BT)
-        end_BTH = self.end_encoder(self.dropout(torch.cat([start_BTH, read_BTH], -1)), context_BT)
-        start_BT, end_BT = self.start(start_BTH).squeeze(-1), self.end(end_BTH).squeeze(-1)
-        scores = (start_BT, end_BT, self.pooling(read_BTH).squeeze(-1))
+        question_ME, context_ME = (self._encoded(inputs_ND, texts, elmo_NE) for texts in (questions, contexts))
+        read_MH = self._attend(context_ME, contexts, question_ME, questions)
+        read_MH = read_MH + self._attend_to_itself(read_MH, contexts)
+        start_MH = self.start_encoder(self._drop_out(read_MH, contexts), contexts)
+        end_MH = self.end_encoder(self._drop_out(torch.cat([start_MH, read_MH], -1), contexts), contexts)
+        start_M1, end_M1 = self.start(start_MH), self.end(end_MH)
+        scores = (start_M1, end_M1, self.pooling(read_MH))
         pooled = [
-            (masked_softmax(scores_BT, context_BT, 1)[..., None] * states_BTH).sum(1)
-            for scores_BT, states_BTH in zip(scores, (start_BTH, end_BTH, read_BTH), strict=True)
+            contexts.sum(contexts.softmax(scores_M1) * states_MH)
+            for scores_M1, states_MH in zip(scores, (start_MH, end_MH, read_MH), strict=True)
         ]
         none_B = self.none(self.none_hidden(torch.cat(pooled, -1)).relu()).squeeze(-1)
-        return start_BT, end_BT, none_B
+        return start_M1.squeeze(-1), end_M1.squeeze(-1), none_B
 
-    def _encoded(self, words_BTD: Tensor, mask_BT: Tensor, elmo_BTE: Tensor | None) -> Tensor:
-        encoded_BTE = self.dropout(self.encoder(words_BTD, mask_BT))
-        if elmo_BTE is not None:
-            encoded_BTE = torch.cat([encoded_BTE, elmo_BTE.masked_fill(~mask_BT[..., None], 0)], -1)
-        return encoded_BTE
+    def _drop_out(self, x_MD: Tensor, texts: PackedTexts) -> Tensor:
+        return self.dropout(x_MD, texts.text_N, len(texts.lengths))
 
-    def _attend(self, context_BTE: Tensor, question_BTE: Tensor, context_BT: Tensor, question_BT: Tensor) -> Tensor:
-        scores_BTT = self.attention(context_BTE, question_BTE)
-        both_BTT = context_BT[:, :, None] & question_BT[:, None]
-        attended_BTE = masked_softmax(scores_BTT, both_BTT, -1) @ question_BTE
-        highest_BT = scores_BTT.masked_fill(~both_BTT, torch.finfo(scores_BTT.dtype).min).amax(-1)
-        summary_BE = (masked_softmax(highest_BT, context_BT, 1)[..., None] * context_BTE).sum(1)
-        joined = [context_BTE, attended_BTE, context_BTE * attended_BTE, summary_BE[:, None] * attended_BTE]
-        return fast_linear(self.attended, torch.cat(joined, -1)).relu().masked_fill(~context_BT[..., None], 0)
+    def _encoded(self, words_ND: Tensor, texts: PackedTexts, elmo_NE: Tensor | None) -> Tensor:
+        encoded_ME = self._drop_out(self.encoder(texts.pack(words_ND), texts), texts)
+        return encoded_ME if elmo_NE is None else torch.cat([encoded_ME, texts.pack(elmo_NE)], -1)
 
-    def _attend_to_itself(self, read_BTH: Tensor, context_BT: Tensor) -> Tensor:
-        states_BTH = self.dropout(self.self_encoder(self.dropout(read_BTH), context_BT))
-        others_TT = ~torch.eye(context_BT.shape[1], dtype=torch.bool, device=context_BT.device)
-        both_BTT = context_BT[:, :, None] & context_BT[:, None] & others_TT
-        attended_BTH = masked_softmax(self.self_attention(states_BTH, states_BTH), both_BTT, -1) @ states_BTH
-        joined_BTJ = torch.cat([states_BTH, attended_BTH, states_BTH * attended_BTH], -1)
-        return fast_linear(self.self_attended, joined_BTJ).relu().masked_fill(~context_BT[..., None], 0)
+    def _attend(self, context_ME: Tensor, contexts: PackedTexts, question_ME: Tensor, questions: PackedTexts) -> Tensor:
+        found = []
+        for context, question in contexts.pairs(questions):
+            question_RLE, words_R1L = question.read(question_ME), question.mask_RL[:, None]
+            scores_RLL = self.attention(context.read(context_ME), question_RLE)
+            attended_RLE = masked_softmax(scores_RLL, words_R1L, -1) @ question_RLE
+            highest_RL = scores_RLL.masked_fill(~words_R1L, torch.finfo(scores_RLL.dtype).min).amax(-1)
+            found.append((context, torch.cat([attended_RLE, highest_RL[..., None]], -1)))
+        attended_ME, highest_M1 = contexts.join(found).split([context_ME.shape[1], 1], -1)
+        summary_SE = contexts.sum(contexts.softmax(highest_M1) * context_ME)
+        summary_ME = summary_SE.index_select(0, contexts.text_N)
+        joined = [context_ME, attended_ME, context_ME * attended_ME, summary_ME * attended_ME]
+        return fast_linear(self.attended, torch.cat(joined, -1)).relu()
+
+    def _attend_to_itself(self, read_MH: Tensor, contexts: PackedTexts) -> Tensor:
+        states_MH = self._drop_out(self.self_encoder(self._drop_out(read_MH, contexts), contexts), contexts)
+        found = []
+        for context, _ in contexts.pairs(contexts):
+            states_RLH, others_LL = (
+                context.read(states_MH),
+                ~torch.eye(context.mask_RL.shape[1], device=read_MH.device).bool(),
+            )
+            scores_RLL = self.self_attention(states_RLH, states_RLH)
+            allowed_RLL = context.mask_RL[:, None] & others_LL
+            found.append((context, masked_softmax(scores_RLL, allowed_RLL, -1) @ states_RLH))
+        attended_MH = contexts.join(found)
+        joined_MJ = torch.cat([states_MH, attended_MH, states_MH * attended_MH], -1)
+        return fast_linear(self.self_attended, joined_MJ).relu()
 
     def reset_parameters(self):
         """Glorot-uniform linear layers, biases 0, products of attentions at 0.25. The biGRUs initialise themselves."""

@@ -15,7 +15,7 @@ from torch import Tensor
 from transformers.utils import ModelOutput, can_return_tuple, logging
 
 from .configuration_elmo import ELMoConfig
-from .elmo_backends import is_exporting
+from .elmo_backends import is_exporting, own_share
 
 logger = logging.get_logger(__name__)
 
@@ -122,25 +122,48 @@ def pack(mask_BT: Tensor, token_type_ids_BT: Tensor | None = None) -> Packing:
     )
 
 
-def unpack_layers(batch: TokenBatch, forward: list[Tensor], backward: list[Tensor]) -> tuple[Tensor, ...]:
+def unpack_layers(
+    batch: TokenBatch, forward: list[Tensor], backward: list[Tensor], unpadded: bool = False
+) -> tuple[Tensor, ...]:
     """All layers as `(batch, time, 2 * projection_size)`. The token layer is its own second half.
 
     Args:
         forward, backward: packed outputs `(tokens, projection_size)` of each layer of the two directions.
+        unpadded: whether to return real tokens only, `(tokens, 2 * projection_size)`.
     """
-    positions_N = batch.packing.positions_N
-    forward_N, backward_N = positions_N[batch.packing.forward_N], positions_N[batch.packing.backward_N]
+    positions_N, forward_N, backward_N = batch.packing[:3]
+    rows = torch.Size([len(positions_N)]) if unpadded else batch.mask_BT.shape
+    if unpadded:
+        positions_N = torch.arange(len(positions_N), device=positions_N.device)
 
     def joined(forward_NP: Tensor, forward_N: Tensor, backward_NP: Tensor, backward_N: Tensor) -> Tensor:
         size = forward_NP.shape[1]
-        layer = forward_NP.new_zeros(*batch.mask_BT.shape, 2 * size)
-        layer.flatten(0, 1)[:, :size].index_copy_(0, forward_N, forward_NP)
-        layer.flatten(0, 1)[:, size:].index_copy_(0, backward_N, backward_NP)
-        return layer
+        layer = forward_NP.new_zeros(rows.numel(), 2 * size)
+        layer[:, :size].index_copy_(0, forward_N, forward_NP)
+        layer[:, size:].index_copy_(0, backward_N, backward_NP)
+        return layer.unflatten(0, rows)
 
     tokens_NP = batch.words_UP[batch.index_N]
-    layers = (joined(f, forward_N, b, backward_N) for f, b in zip(forward, backward, strict=True))
+    orders = positions_N[forward_N], positions_N[backward_N]
+    layers = (joined(f, orders[0], b, orders[1]) for f, b in zip(forward, backward, strict=True))
     return joined(tokens_NP, positions_N, tokens_NP, positions_N), *layers
+
+
+@torch.compiler.disable  # sizes depend on values
+def unpad(values: Tensor, mask_BT: Tensor) -> Tensor:
+    """The values `(batch, time, ...)` of the real tokens, `(tokens, ...)`. A traced export keeps every position."""
+    return values.flatten(0, 1) if is_exporting() else values[mask_BT]
+
+
+@torch.compiler.disable  # as `unpad`
+def pad(values: Tensor, mask_BT: Tensor) -> Tensor:
+    """Values `(tokens, ...)` at the positions of their tokens, `(batch, time, ...)`, and zeros at padding."""
+    if is_exporting():
+        values_BT = values.unflatten(0, mask_BT.shape)
+        return values_BT.masked_fill(~mask_BT.view(*mask_BT.shape, *[1] * (values.dim() - 1)), 0)
+    positions_N = mask_BT.flatten().nonzero().squeeze(1)
+    zeros = values.new_zeros(mask_BT.numel(), *values.shape[1:])
+    return zeros.index_copy(0, positions_N, values).unflatten(0, mask_BT.shape)
 
 
 def starting_states(config: ELMoConfig, states: States | None, words_UP: Tensor, batch_size: int) -> States:
@@ -260,7 +283,8 @@ def returns_output(forward: Callable[..., Any]) -> Callable[..., Any]:
             if value is not None and value is not False:
                 shown = "a tensor" if isinstance(value, Tensor) else value
                 raise ValueError(f"`{name}` is {shown}, but {type(self).__name__} has no such input; leave it out.")
-        output = forward(self, *args, **kwargs)
+        with own_share():
+            output = forward(self, *args, **kwargs)
         if not self.training and "loss" in output:
             _warn_of_label_names([name for name in TARGETS if kwargs.get(name) is not None])
         return output

@@ -548,15 +548,34 @@ def _padded_lstm(
 def _padded_layer(
     layer: ELMoLSTMLayer, inputs_BTP: Tensor, mask_BT: Tensor, states: list[Tensor], reverse: bool
 ) -> tuple[Tensor, ...]:
+    gates_TBG = layer.input_linear(inputs_BTP.transpose(0, 1))
+    ends, outputs_TBP = masked_scan(partial(reference_step, layer), states, gates_TBG, mask_BT, reverse)
+    return outputs_TBP.transpose(0, 1), *ends
+
+
+def masked_scan(
+    step: Callable[..., Sequence[Tensor]],
+    states: list[Tensor],
+    inputs_TBX: Tensor,
+    mask_BT: Tensor,
+    reverse: bool,
+    before: bool = False,
+) -> tuple[list[Tensor], Tensor]:
+    """A loop over padded rows that `torch.export` can trace: the states at the end, and the first one after each step.
+
+    Args:
+        step: the new states for `step(input, *states)`. A masked step keeps the states.
+        states: at the start, `(batch, width)`.
+        reverse: whether the last step comes first.
+        before: whether to return the first state before each step instead.
+    """
     if (scan := private("_higher_order_ops.scan")) is None:
         raise ImportError(f"torch {torch.__version__} has no `scan`, so ELMo cannot be exported. Use another release.")
 
-    def masked_step(before: list[Tensor], text: list[Tensor]) -> tuple[list[Tensor], Tensor]:
-        gates_BG, is_real_B1 = text
-        after = reference_step(layer, gates_BG, *before)
-        kept = [torch.where(is_real_B1, new, old) for new, old in zip(after, before, strict=True)]
-        return kept, kept[0].clone()
+    def masked_step(old: list[Tensor], read: list[Tensor]) -> tuple[list[Tensor], Tensor]:
+        inputs_BX, is_real_B1 = read
+        pairs = zip(step(inputs_BX, *old), old, strict=True)
+        new = [torch.where(is_real_B1, changed, same) for changed, same in pairs]
+        return new, (old if before else new)[0].clone()
 
-    gates_TBG = layer.input_linear(inputs_BTP.transpose(0, 1))
-    ends, outputs_TBP = scan(masked_step, states, [gates_TBG, mask_BT.t()[..., None]], reverse=reverse)
-    return outputs_TBP.transpose(0, 1), *ends
+    return scan(masked_step, states, [inputs_TBX, mask_BT.t()[..., None]], reverse=reverse)

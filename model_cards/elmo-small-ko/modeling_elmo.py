@@ -34,6 +34,7 @@ from .elmo_inputs import (
     to_device,
     token_mask,
     unpack_layers,
+    unpad,
     word_mask,
 )
 from .elmo_lstm import ELMoLSTM, run_directions, run_in_export
@@ -140,7 +141,10 @@ class ScalarMix(nn.Module):
         return self(None)  # an offloaded parameter can be read only inside the call of its module
 
     def forward(self, hidden_states: tuple[Tensor, ...] | None, attention_mask: Tensor | None = None) -> Tensor:
-        """Mixes the layers, each `(batch, time, width)`; zeros where `attention_mask` `(batch, time)` is 0."""
+        """Mixes the layers, each `(batch, time, width)`; zeros where `attention_mask` `(batch, time)` is 0.
+
+        The layers may also have the real tokens only, `(tokens, width)`, and the mix has then, too.
+        """
         if hidden_states is None:
             return self.l2 * (self.weights if self.weights is not None else self.gamma.new_zeros(1)).square().sum()
         if len(hidden_states) != self.num_layers:
@@ -151,17 +155,19 @@ class ScalarMix(nn.Module):
             attention_mask = hidden_states[0].new_ones(hidden_states[0].shape[:2])
         mask_BT = attention_mask.bool()
         layers = [self._normalize(layer, mask_BT) for layer in hidden_states] if self.layer_norm else hidden_states
-        mixed = sum(weight * layer for weight, layer in zip(self.layer_weights(), layers, strict=True))
-        return (self.gamma * mixed).masked_fill(~mask_BT[..., None], 0)
+        mixed = self.gamma * sum(weight * layer for weight, layer in zip(self.layer_weights(), layers, strict=True))
+        return mixed.masked_fill(~mask_BT[..., None], 0) if mixed.dim() == 3 else mixed
 
     def _normalize(self, layer: Tensor, mask_BT: Tensor) -> Tensor:
         if self.layer_norm == "token":
             return F.layer_norm(layer, layer.shape[-1:])
+        chosen_BT = mask_BT
         if self.layer_norm == "bilm":  # the original removed the markers first
-            mask_BT = mask_BT & (mask_BT.cumsum(1) > 1) & (mask_BT.flip(1).cumsum(1).flip(1) > 1)
-        if not mask_BT.any():  # only markers
+            chosen_BT = mask_BT & (mask_BT.cumsum(1) > 1) & (mask_BT.flip(1).cumsum(1).flip(1) > 1)
+        if not chosen_BT.any():  # only markers
             return layer
-        variance, mean = torch.var_mean(layer[mask_BT].float(), correction=0)
+        chosen = chosen_BT if layer.dim() == 3 else chosen_BT[mask_BT]
+        variance, mean = torch.var_mean(layer[chosen].float(), correction=0)
         epsilon = 1e-13 if self.layer_norm == "allennlp" else 1e-12
         return ((layer - mean) / (variance + epsilon).sqrt()).to(layer.dtype)
 
@@ -245,6 +251,7 @@ class ELMoModel(ELMoTokenMixin, ELMoPreTrainedModel):
         inputs_embeds: Tensor | None = None,
         initial_states: States | None = None,
         output_hidden_states: bool | None = None,
+        unpadded: bool = False,
     ) -> ELMoModelOutput:
         """Computes contextual vectors of every token.
 
@@ -259,6 +266,8 @@ class ELMoModel(ELMoTokenMixin, ELMoPreTrainedModel):
             initial_states: `final_states` of the preceding text. Default: zeros. Their values are not checked: a NaN
                 or an infinite number may turn all vectors of its row into NaN, but of no other row.
             output_hidden_states: accepted for compatibility; the model always returns all layers.
+            unpadded: whether all vectors are of real tokens only, `(tokens, 2 * projection_size)`, row after row. For
+                rows of very different lengths this takes much less memory.
 
         Raises:
             ValueError: an input has the wrong shape, has ids out of range, or contradicts another.
@@ -266,8 +275,10 @@ class ELMoModel(ELMoTokenMixin, ELMoPreTrainedModel):
         inputs = (character_ids, input_ids, attention_mask, token_type_ids, inputs_embeds)
         if is_exporting():
             hidden_states, mask_BT, final_states = run_in_export(self, *inputs, initial_states)
+            if unpadded:
+                hidden_states = tuple(unpad(layer, mask_BT) for layer in hidden_states)
         else:
-            hidden_states, mask_BT, final_states = self._run(inputs, initial_states)
+            hidden_states, mask_BT, final_states = self._run(inputs, initial_states, unpadded)
         return ELMoModelOutput(
             last_hidden_state=hidden_states[-1],
             elmo_embeddings=None if self.scalar_mix is None else self.scalar_mix(hidden_states, mask_BT),
@@ -276,7 +287,7 @@ class ELMoModel(ELMoTokenMixin, ELMoPreTrainedModel):
         )
 
     def _run(
-        self, inputs: tuple[Tensor | None, ...], initial_states: States | None
+        self, inputs: tuple[Tensor | None, ...], initial_states: States | None, unpadded: bool
     ) -> tuple[tuple[Tensor, ...], Tensor, States | None]:
         """All layers, the token mask and the final states."""
         batch = self.read_tokens(*inputs)
@@ -290,7 +301,7 @@ class ELMoModel(ELMoTokenMixin, ELMoPreTrainedModel):
         streams = (batch, batch.packing.forward_N), (batch, batch.packing.backward_N)
         (forward, *forward_ends), (backward, *backward_ends) = run_directions(self.lstms(), streams, states)
         final_states = None if two_texts else join_states(forward_ends, backward_ends)
-        return unpack_layers(batch, forward, backward), batch.mask_BT, final_states
+        return unpack_layers(batch, forward, backward, unpadded), batch.mask_BT, final_states
 
     def sentence_embeddings(
         self,

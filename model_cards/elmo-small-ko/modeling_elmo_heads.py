@@ -3,8 +3,10 @@
 Every head has a biLM (`modeling_elmo.py`), a mix of its layers at each place where ELMo enters, and a network that is
 trained with the task. The parts of the networks are in `elmo_head_*.py`.
 
-Shape suffixes: B batch; T time; D width of the words that a network reads; E width of an ELMo vector; H width of the
-encoder's output.
+The networks compute real tokens only.
+
+Shape suffixes: B batch; T time; N real tokens of the batch, row after row; D width of the words that a network reads; E
+width of an ELMo vector; H width of the encoder's output; K labels.
 """
 
 from collections.abc import Callable
@@ -22,11 +24,13 @@ from .configuration_elmo import ELMoConfig
 from .elmo_head_layers import (
     UNKNOWN,
     LinearChainCRF,
+    PackedTexts,
     TaskLSTM,
     TaskRNN,
     TokenFeatures,
     VariationalDropout,
     bio_constraints,
+    rows_as_texts,
 )
 from .elmo_head_networks import BiattentiveClassifier, ESIMClassifier, SpanReader
 from .elmo_inputs import (
@@ -34,9 +38,11 @@ from .elmo_inputs import (
     check_ids,
     check_range,
     check_shape,
+    pad,
     returns_output,
     to_device,
     token_mask,
+    unpad,
     word_mask,
 )
 from .modeling_elmo import ELMoModel, ELMoPreTrainedModel, ScalarMix
@@ -100,19 +106,19 @@ class ELMoTokenClassifierOutput(ModelOutput):
 
 
 class TaskInputs(NamedTuple):
-    """Input of a head's network.
+    """Input of a head's network: vectors of the real tokens.
 
     Shape:
-        tokens_BTD: `(batch, time, width)`, `[x_k; ELMo_k]`, or one of the two.
-        between_BTE: `(batch, time, hidden_size)`, ELMo for the input of a tagger's second biLSTM, or `None`.
-        output_BTE: the same for the output of the first biRNN.
+        tokens_ND: `(tokens, width)`, `[x_k; ELMo_k]`, or one of the two.
+        between_NE: `(tokens, hidden_size)`, ELMo for the input of a tagger's second biLSTM, or `None`.
+        output_NE: the same for the output of the first biRNN.
         mask_BT: `(batch, time)` bool, the token mask.
-        hidden_states: the layers of the biLM, or `None` without a biLM.
+        hidden_states: the layers of the biLM, each `(tokens, hidden_size)`, or `None` without a biLM.
     """
 
-    tokens_BTD: Tensor
-    between_BTE: Tensor | None
-    output_BTE: Tensor | None
+    tokens_ND: Tensor
+    between_NE: Tensor | None
+    output_NE: Tensor | None
     mask_BT: Tensor
     hidden_states: tuple[Tensor, ...] | None
 
@@ -248,20 +254,24 @@ class ELMoTaskModel(ELMoPreTrainedModel):
         if elmo_hidden_states is not None:
             layers = self._given_layers(elmo_hidden_states, mask_BT)
         elif self.config.use_elmo:
-            layers = self.bilm_layers(*inputs)
+            layers = self.bilm_layers(*inputs, mask_BT=mask_BT)
         elmo = {place: self.dropout(mix(layers, mask_BT)) for place, mix in self.mixes().items()}
         tokens = [elmo["input"]] if "input" in elmo else []
         if self.token_features is not None:
             self._check_features(inputs_embeds, character_ids, input_ids)
-            tokens.insert(0, self.feature_dropout(self.token_features(character_ids, input_ids, mask_BT)))
+            tokens.insert(0, self._drop_out(self.token_features(character_ids, input_ids, mask_BT), mask_BT))
         return TaskInputs(torch.cat(tokens, dim=-1), elmo.get("between"), elmo.get("output"), mask_BT, layers)
 
     def bilm_layers(
-        self, character_ids, input_ids, attention_mask, token_type_ids, inputs_embeds
+        self, character_ids, input_ids, attention_mask, token_type_ids, inputs_embeds, mask_BT: Tensor
     ) -> tuple[Tensor, ...]:
-        """All layers of the biLM, each `(batch, time, hidden_size)`."""
+        """All layers of the biLM at the real tokens, each `(tokens, hidden_size)`."""
         inputs = (character_ids, input_ids, attention_mask, token_type_ids, inputs_embeds)
-        return self.elmo(*inputs, return_dict=True).hidden_states
+        return self.elmo(*inputs, unpadded=True, return_dict=True).hidden_states
+
+    def _drop_out(self, features_ND: Tensor, mask_BT: Tensor) -> Tensor:
+        rows_BT = torch.arange(mask_BT.shape[0], device=mask_BT.device)[:, None].expand_as(mask_BT)
+        return self.feature_dropout(features_ND, unpad(rows_BT, mask_BT), mask_BT.shape[0])
 
     def label_names(self) -> tuple[str, ...]:
         """The names of the labels in the order of their ids.
@@ -283,7 +293,7 @@ class ELMoTaskModel(ELMoPreTrainedModel):
         batch, time = mask_BT.shape
         shape = (batch, self.config.num_hidden_layers + 1, time, self.config.hidden_size)
         check_floats("elmo_hidden_states", elmo_hidden_states, shape)
-        return elmo_hidden_states.to(self.dtype).unbind(1)
+        return tuple(unpad(layer, mask_BT) for layer in elmo_hidden_states.to(self.dtype).unbind(1))
 
     def _check_features(self, inputs_embeds, character_ids, input_ids):
         if inputs_embeds is not None:
@@ -307,9 +317,11 @@ class ELMoTaskModel(ELMoPreTrainedModel):
                 "them away for its `label_smoothing_factor` or `compute_loss_func`; leave these options out."
             )
 
-    def _requested(self, hidden_states, output_hidden_states: bool | None):
+    def _requested(self, inputs: TaskInputs, output_hidden_states: bool | None) -> tuple[Tensor, ...] | None:
         show = self.config.output_hidden_states if output_hidden_states is None else output_hidden_states
-        return hidden_states if show else None
+        if not show or inputs.hidden_states is None:
+            return None
+        return tuple(pad(layer, inputs.mask_BT) for layer in inputs.hidden_states)
 
 
 class ELMoForTokenClassification(ELMoTaskModel):
@@ -365,11 +377,8 @@ class ELMoForTokenClassification(ELMoTaskModel):
             num_items_in_batch: linear head: number of labels in all accumulated batches; the loss is divided by it.
         """
         inputs = self.read(character_ids, input_ids, attention_mask, token_type_ids, inputs_embeds, elmo_hidden_states)
-        hidden_BTH = inputs.tokens_BTD
-        if self.encoder is not None:
-            hidden_BTH = self.encoder_dropout(self.encoder(hidden_BTH, inputs.mask_BT, inputs.between_BTE))
-            hidden_BTH = hidden_BTH if inputs.output_BTE is None else torch.cat([hidden_BTH, inputs.output_BTE], dim=-1)
-        logits, loss, predictions = self.classifier(hidden_BTH), None, None
+        scores_NK = self._scores(inputs)
+        logits, loss, predictions = pad(scores_NK, inputs.mask_BT), None, None
         if labels is not None:
             check_ids("labels", labels, tuple(logits.shape[:2]))
             labels = labels.long()
@@ -388,8 +397,19 @@ class ELMoForTokenClassification(ELMoTaskModel):
             loss=loss,
             logits=logits,
             predictions=predictions,
-            hidden_states=self._requested(inputs.hidden_states, output_hidden_states),
+            hidden_states=self._requested(inputs, output_hidden_states),
         )
+
+    def _scores(self, inputs: TaskInputs) -> Tensor:
+        if self.encoder is None:
+            return self.classifier(inputs.tokens_ND)
+        texts = rows_as_texts(inputs.mask_BT)
+        between_NE = None if inputs.between_NE is None else texts.pack(inputs.between_NE)
+        hidden_NH = self.encoder(texts.pack(inputs.tokens_ND), texts, between_NE)
+        hidden_NH = self.encoder_dropout(hidden_NH, texts.text_N, len(texts.lengths))
+        if inputs.output_NE is not None:
+            hidden_NH = torch.cat([hidden_NH, texts.pack(inputs.output_NE)], dim=-1)
+        return texts.unpack(self.classifier(hidden_NH), hidden_NH.shape[0])
 
     def _linear_loss(self, logits: Tensor, labels: Tensor, num_items_in_batch: Tensor | int | None) -> Tensor:
         count = (labels != UNKNOWN).sum()
@@ -452,19 +472,22 @@ class ELMoForSequenceClassification(ELMoTaskModel):
             labels: `(batch,)` label ids or regression targets, or `(batch, num_labels)`.
         """
         inputs = self.read(character_ids, input_ids, attention_mask, token_type_ids, inputs_embeds, elmo_hidden_states)
+        batch = inputs.mask_BT.shape[0]
         if self.is_linear:
-            count = inputs.mask_BT.sum(1, keepdim=True).clamp(min=1)
-            logits = self.classifier(inputs.tokens_BTD.sum(1) / count)
+            rows_BT = torch.arange(batch, device=inputs.mask_BT.device)[:, None].expand_as(inputs.mask_BT)
+            sums_BD = inputs.tokens_ND.new_zeros(batch, inputs.tokens_ND.shape[1])
+            sums_BD = sums_BD.index_add(0, unpad(rows_BT, inputs.mask_BT), inputs.tokens_ND)
+            logits = self.classifier(sums_BD / inputs.mask_BT.sum(1, keepdim=True).clamp(min=1))
         else:
-            texts = self._texts(inputs.mask_BT, token_type_ids)
-            logits = self.classifier(inputs.tokens_BTD, *texts, inputs.output_BTE)
+            texts = PackedTexts(self._texts(inputs.mask_BT, token_type_ids), inputs.mask_BT)
+            logits = self.classifier(inputs.tokens_ND, texts, batch, inputs.output_NE)
         if labels is None:
             is_single = self.config.problem_type in (None, "single_label_classification") and self.num_labels > 1
             self._warn_without_labels(None if is_single else "its own loss")
         return SequenceClassifierOutput(
             loss=None if labels is None else self._loss(logits, labels),
             logits=logits,
-            hidden_states=self._requested(inputs.hidden_states, output_hidden_states),
+            hidden_states=self._requested(inputs, output_hidden_states),
         )
 
     def _loss(self, logits: Tensor, labels: Tensor) -> Tensor:
@@ -480,8 +503,11 @@ class ELMoForSequenceClassification(ELMoTaskModel):
         labels = labels if labels.is_floating_point() else labels.to(logits.dtype)
         return self.loss_function(labels, logits, self.config) + self.penalty()
 
-    def _texts(self, mask_BT: Tensor, token_type_ids: Tensor | None) -> tuple[Tensor, Tensor]:
-        """The masks of each row's first and second text. A single text counts as both."""
+    def _texts(self, mask_BT: Tensor, token_type_ids: Tensor | None) -> Tensor:
+        """The masks of all first texts, then of all second texts, `(2 * batch, time)`. A single text counts as both.
+
+        If all rows have a single text, each is there once.
+        """
         types_BT = torch.zeros_like(mask_BT) if token_type_ids is None else token_type_ids.masked_fill(~mask_BT, 0)
         if (types_BT > 1).any() or (types_BT < 0).any():
             raise ValueError(
@@ -497,9 +523,9 @@ class ELMoForSequenceClassification(ELMoTaskModel):
                 "`token_type_ids`, as tokenizer(premises, hypotheses) returns them, or use classifier='bcn'."
             )
         if single_B.all():
-            return mask_BT, mask_BT
+            return mask_BT
         own_BT = mask_BT & single_B[:, None]  # the whole row
-        return own_BT | (mask_BT & ~second_BT), own_BT | second_BT
+        return torch.cat([own_BT | (mask_BT & ~second_BT), own_BT | second_BT])
 
 
 class ELMoForQuestionAnswering(ELMoTaskModel):
@@ -558,11 +584,13 @@ class ELMoForQuestionAnswering(ELMoTaskModel):
         words_BT = word_mask(self.config, inputs.mask_BT, input_ids, inputs_embeds)
         context_BT, first_BT = words_BT & (token_type_ids == 1), inputs.mask_BT & (inputs.mask_BT.cumsum(1) == 1)
         if self.is_linear:
-            start_BT, end_BT = self.qa_outputs(inputs.tokens_BTD).unbind(-1)
+            start_BT, end_BT = pad(self.qa_outputs(inputs.tokens_ND), inputs.mask_BT).unbind(-1)
         else:
-            question_BT = words_BT & (token_type_ids == 0)
-            start_BT, end_BT, none_B = self.reader(inputs.tokens_BTD, question_BT, context_BT, inputs.output_BTE)
-            start_BT, end_BT = (torch.where(first_BT, none_B[:, None], each_BT) for each_BT in (start_BT, end_BT))
+            masks = words_BT & (token_type_ids == 0), context_BT
+            questions, contexts = (PackedTexts(each_BT, inputs.mask_BT) for each_BT in masks)
+            *scores, none_B = self.reader(inputs.tokens_ND, questions, contexts, inputs.output_NE)
+            found = (pad(contexts.unpack(each_M, len(inputs.tokens_ND)), inputs.mask_BT) for each_M in scores)
+            start_BT, end_BT = (torch.where(first_BT, none_B[:, None], each_BT) for each_BT in found)
         allowed_BT = context_BT | first_BT
         lowest = torch.finfo(start_BT.dtype).min / 4  # the sum of a start and an end stays finite
         logits = [each_BT.masked_fill(~allowed_BT, lowest) for each_BT in (start_BT, end_BT)]
@@ -570,7 +598,7 @@ class ELMoForQuestionAnswering(ELMoTaskModel):
             loss=self._loss(logits, start_positions, end_positions, allowed_BT),
             start_logits=logits[0],
             end_logits=logits[1],
-            hidden_states=self._requested(inputs.hidden_states, output_hidden_states),
+            hidden_states=self._requested(inputs, output_hidden_states),
         )
 
     def _loss(self, logits: list[Tensor], start_positions, end_positions, allowed_BT: Tensor) -> Tensor | None:
