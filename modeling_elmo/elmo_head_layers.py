@@ -416,8 +416,8 @@ class _GRU(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx, gates_N2G: Tensor, weight_KGH: Tensor, bias_KG: Tensor, texts: PackedTexts) -> Tensor:
-        size, (order_M, back_M, _) = weight_KGH.shape[2], texts.both_ways
-        values_MG, read = _halves(gates_N2G).index_select(0, order_M), _products(weight_KGH, bias_KG)
+        size = weight_KGH.shape[2]
+        values_MG, read = _in_steps(gates_N2G, texts), _products(weight_KGH, bias_KG)
         news, candidates, states = (values_MG.new_empty(len(values_MG), size) for _ in range(3))  # n; W_n h + b_n; h
         h_KBH = None
         for gates_KBG, candidate_KBH, new_KBH, state_KBH in _steps(texts, values_MG, candidates, news, states):
@@ -429,7 +429,7 @@ class _GRU(torch.autograd.Function):
             h_KBH = torch.lerp(tanh(new_KBH, out=new_KBH), h_KBH, update_KBH, out=state_KBH)
         ctx.texts = texts
         ctx.save_for_backward(weight_KGH, values_MG, candidates, news, states)
-        return states.index_select(0, back_M).view(len(gates_N2G), 2 * size)
+        return states.index_select(0, texts.both_ways[1]).view(len(gates_N2G), 2 * size)
 
     @staticmethod
     @torch.autograd.function.once_differentiable
@@ -443,7 +443,7 @@ class _GRU(torch.autograd.Function):
         to_reset = to_new * candidates * reset * (1 - reset)
         to_update = (before - news) * update * (1 - update)
         factors = torch.stack([to_reset, to_update, to_new * reset], 1)
-        grads = _halves(grad_N2H).index_select(0, texts.both_ways[0])
+        grads = _in_steps(grad_N2H, texts)
         recurrent, carried_KBH, carry = torch.empty_like(factors), None, _products(weight_KGH.transpose(1, 2))
         for grad_KBH, factor, update_KBH, gates in reversed(_steps(texts, grads, factors, update, recurrent)):
             if carried_KBH is not None:
@@ -459,8 +459,8 @@ class _LSTM(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx, gates_N2G: Tensor, weight_KGH: Tensor, bias_KG: Tensor, texts: PackedTexts) -> Tensor:
-        size, (order_M, back_M, _) = weight_KGH.shape[2], texts.both_ways
-        values_MG, read = _halves(gates_N2G).index_select(0, order_M), _products(weight_KGH, bias_KG)
+        size = weight_KGH.shape[2]
+        values_MG, read = _in_steps(gates_N2G, texts), _products(weight_KGH, bias_KG)
         cells, squashed, states = (values_MG.new_empty(len(values_MG), size) for _ in range(3))
         h_KBH = None
         for gates_KBG, cell_KBH, squashed_KBH, state_KBH in _steps(texts, values_MG, cells, squashed, states):
@@ -477,7 +477,7 @@ class _LSTM(torch.autograd.Function):
             h_KBH, c_KBH = torch.mul(output_KBH, squashed_KBH, out=state_KBH), cell_KBH
         ctx.texts = texts
         ctx.save_for_backward(weight_KGH, values_MG, cells, squashed, states)
-        return states.index_select(0, back_M).view(len(gates_N2G), 2 * size)
+        return states.index_select(0, texts.both_ways[1]).view(len(gates_N2G), 2 * size)
 
     @staticmethod
     @torch.autograd.function.once_differentiable
@@ -488,7 +488,10 @@ class _LSTM(torch.autograd.Function):
         of_cell = [new * enter * (1 - enter), _before(cells, texts) * forget * (1 - forget), enter * (1 - new.square())]
         of_state, to_cell = squashed * output * (1 - output), output * (1 - squashed.square())
         gates = of_state.new_empty(len(of_state), 4, of_state.shape[1])
-        grads, carry = _halves(grad_N2H).index_select(0, texts.both_ways[0]), _products(weight_KGH.transpose(1, 2))
+        grads, carry = (
+            _in_steps(grad_N2H, texts),
+            _products(weight_KGH.transpose(1, 2)),
+        )
         state_KBH = cell_KBH = None  # gradients from the next step
         tensors = (grads, torch.stack(of_cell, 1), of_state, to_cell, forget, gates)
         for grad_KBH, of_cell_, of_state_, to_cell_, forget_KBH, gates_ in reversed(_steps(texts, *tensors)):
@@ -504,8 +507,9 @@ class _LSTM(torch.autograd.Function):
         return *_gradients(texts, gates_MG, gates_MG, _before(states, texts)), None
 
 
-def _halves(x_N2D: Tensor) -> Tensor:
-    return x_N2D.reshape(2 * len(x_N2D), x_N2D.shape[1] // 2)
+def _in_steps(x_N2D: Tensor, texts: PackedTexts) -> Tensor:
+    """Values of both directions at each token, as the rows of `PackedTexts.both_ways`."""
+    return x_N2D.reshape(2 * len(x_N2D), x_N2D.shape[1] // 2).index_select(0, texts.both_ways[0])
 
 
 def _steps(texts: PackedTexts, *tensors: Tensor) -> list[tuple[Tensor, ...]]:

@@ -57,7 +57,7 @@ def tagger(request):
     inputs = tokenizer(WORDS, is_split_into_words=True, return_tensors="pt")
     targets = torch.tensor([word in ("London", "Paris") for word in ["<S>", *WORDS, "</S>"]])
     with torch.no_grad():
-        vectors = model.read(inputs["character_ids"], None, None, None, None, None).tokens_BTD[0]
+        vectors = model.read(inputs["character_ids"], None, None, None, None, None).tokens_ND
         logits = 10 * torch.nn.functional.one_hot(targets.long()).float()
         model.classifier.weight.copy_(torch.linalg.lstsq(vectors, logits).solution.T)
         model.classifier.bias.zero_()
