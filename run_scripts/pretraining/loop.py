@@ -356,7 +356,7 @@ class Pretraining:
             self.plain_model.softmax.unshard()
         size = self.arguments.per_device_eval_batch_tokens
         batches = held_out_batches(self.corpus_args, "sentence", size, self.tokenizer, self.accelerator)
-        found = evaluate(self.plain_model, batches, "sentence", self.accelerator)
+        found = evaluate(self.plain_model, batches, self.accelerator)
         if self.arguments.fsdp_softmax:
             self.plain_model.softmax.reshard()
         self._print(f"step {self.progress.step}: {found}")
