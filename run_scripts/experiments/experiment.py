@@ -393,7 +393,6 @@ def ensemble_record(task: Task, folders: Sequence[str], training: TaskTrainingAr
 
 
 def member_outputs(task: Task, folder: str, training: TaskTrainingArguments) -> dict[str, SplitOutput]:
-    """The outputs of one model for each split except the training data."""
     check_model(folder)
     model = load_pretrained(task.model_class, folder, dtype=torch.float32)
     labels = task.config.get("label2id", model.config.label2id)

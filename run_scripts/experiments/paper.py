@@ -148,7 +148,6 @@ def trained_bilm(folder: Path) -> Path:
 
 
 def write_page(plan: Sequence[PlanEntry], arguments: PaperArguments):
-    """Writes the page of what has results so far."""
     path = Path(arguments.output_dir, "README.md")
     page = paper_page(plan, path.parent, [Path(folder) for folder in arguments.others or []])
     write_lines(path, [page])
@@ -158,7 +157,6 @@ def write_page(plan: Sequence[PlanEntry], arguments: PaperArguments):
 
 
 def read_plan(path: Path) -> list[PlanEntry]:
-    """The checked experiments of a plan."""
     plan = read_json(path)
     if not isinstance(plan, list) or not plan:
         raise ValueError(f"{path} is not a plan; it must hold a list of experiments.")

@@ -291,7 +291,6 @@ def claim_rows(entries: Sequence[PlanEntry], found: dict[str, Any]) -> Iterator[
 
 
 def gains_of(entry: PlanEntry, found: dict[str, Any]) -> Iterator[tuple[str, str, Gain | None]]:
-    """The changes that an experiment measures."""
     results, table = found[entry["name"]], entry["table"]
     if table in ("5", "6"):
         yield *LAYERS, layer_gain(results)

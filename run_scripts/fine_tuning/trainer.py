@@ -121,7 +121,6 @@ class TaskTrainingArguments(TrainingArguments):
         return replace(self, **options)
 
     def recorded(self) -> dict[str, Any]:
-        """The options that scores depend on."""
         values = self.to_dict()
         left_out = REPLACED_BY_ADADELTA if self.adadelta else ()
         return {name: values[name] for name in RECORDED_OPTIONS if name in values and name not in left_out}
@@ -162,7 +161,6 @@ class MovingAverage(TrainerCallback):
 
     @torch.no_grad()
     def exchange(self):
-        """Exchanges the weights of the model and the averages."""
         for name, average in self.averages.items():
             weight = self.weights[name]
             before = weight.detach().clone()

@@ -309,7 +309,6 @@ class Pretraining:
         return is_best or step % arguments.save_steps == 0
 
     def _log(self, bar: tqdm):
-        """Writes an entry for the steps since the last one."""
         if not self.unlogged:
             return
         joint, forward, backward, norm = self._checked_figures().cpu().double().mean(0).tolist()  # mps has no float64
@@ -349,7 +348,8 @@ class Pretraining:
 
     def _evaluate(self) -> bool:
         """Measures held-out perplexity. Returns whether it is the lowest so far."""
-        if self.progress.held_out is None or self.progress.is_evaluated:
+        evaluated = {entry["step"] for entry in self.progress.log if "perplexity" in entry}
+        if self.progress.held_out is None or self.progress.step in evaluated:
             return False
         start = time.perf_counter()
         if self.arguments.fsdp_softmax:  # gathered once: the processes have different numbers of held-out batches

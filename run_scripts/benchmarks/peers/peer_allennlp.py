@@ -45,7 +45,9 @@ OUR_NAMES = {
 
 def allennlp(model: ELMoModel) -> dict[str, Any]:
     """Returns a peer, as model_speed.py describes it."""
-    elmo = import_elmo()
+    if not any(isinstance(finder, EmptyModules) for finder in sys.meta_path):
+        sys.meta_path.insert(0, EmptyModules(Path(str(distribution("allennlp").locate_file("allennlp")))))
+    elmo: Any = importlib.import_module("allennlp.modules.elmo")
     for module in (elmo, importlib.import_module("allennlp.modules.elmo_lstm")):
         vars(module)["cached_path"] = str  # the files are local
     with tempfile.TemporaryDirectory() as folder:
@@ -77,12 +79,6 @@ def our_name(name: str) -> str:
     for theirs, ours in OUR_NAMES.items():
         name = re.sub(theirs, ours, name)
     return name
-
-
-def import_elmo():
-    if not any(isinstance(finder, EmptyModules) for finder in sys.meta_path):
-        sys.meta_path.insert(0, EmptyModules(Path(str(distribution("allennlp").locate_file("allennlp")))))
-    return importlib.import_module("allennlp.modules.elmo")
 
 
 class EmptyModules(MetaPathFinder, Loader):

@@ -169,9 +169,9 @@ class Coreference(Task):
         gold = [clusters_of(mentions) for mentions in output.examples["mentions"]]
         main = self.arguments.train_singletons
         ways = [main, not main] if self.has_singletons else [main]
-        every = {way: coreference_scores(found, gold, singletons=way) for way in ways}
         numbers, tables = {}, {}
-        for way, scores in every.items():
+        for way in ways:
+            scores = coreference_scores(found, gold, singletons=way)
             name = "with_singletons" if way else "without_singletons"
             suffix = "" if way == main else f"_{name}"
             numbers |= {key + suffix: value for key, value in scores.items() if key.endswith("f1")}
