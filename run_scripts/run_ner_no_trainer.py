@@ -89,7 +89,6 @@ def train(accelerator: Accelerator, task: Tagging, head: HeadArguments, loop: Lo
 
 
 def train_epoch(accelerator: Accelerator, model, optimizer, batches, max_grad_norm: float, epoch: int) -> float:
-    """Returns the mean loss of an epoch."""
     model.train()
     losses = []
     for batch in tqdm(batches, desc=f"epoch {epoch}", disable=not accelerator.is_main_process):

@@ -44,7 +44,6 @@ from modeling_elmo.run_scripts.program.files import (
     write_json,
 )
 from modeling_elmo.run_scripts.program.processes import sole_run
-from modeling_elmo.run_scripts.vectors.word_vectors import WordVectors
 from modeling_elmo.tokenization.elmo_characters import SPECIAL_WORDS
 
 logger = logging.get_logger(__name__)
@@ -184,6 +183,7 @@ class Experiment:
     def __post_init__(self):
         self.folder = Path(self.training.output_dir)
         self.trainer_arguments = self.training.for_trainer(self.task.metric, "validation" in self.task.data)
+        self.word_vectors = self.head.read_word_vectors()
         num_layers = load_pretrained(ELMoConfig, self.head.model_name_or_path).num_hidden_layers
         options = (self.arguments.ablation, self.arguments.compare_baseline, self.head.use_elmo)
         self.arms = experiment_arms(*options, num_layers)
@@ -263,7 +263,6 @@ class Experiment:
             return
 
     def _check_settings(self, arm: Arm, seed: int):
-        """Compares the settings with those that a model was begun with."""
         folder, settings = self._folder_of(arm.name, seed), without_folders(self._settings(arm, seed))
         if record := self._recorded(arm, seed):
             begun = record["settings"]
@@ -332,10 +331,6 @@ class Experiment:
         with self.training.main_process_first(desc="encoding"):  # the others read it from the cache
             splits = self.task.encode_splits(tokenizer)
         return number_rows(splits) if self.arguments.cache_features else splits
-
-    @cached_property
-    def word_vectors(self) -> WordVectors | None:
-        return self.head.read_word_vectors()
 
     @cached_property
     def features(self) -> FeatureStore | None:

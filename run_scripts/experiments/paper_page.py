@@ -193,7 +193,6 @@ def arms_tables(entries: Sequence[PlanEntry], found: dict[str, Any], output: Pat
 
 
 def arms_table(entry: PlanEntry, records: Sequence[RunRecord]) -> str:
-    """The scores of each arm, and those of the paper below."""
     arms = by_arm(records)
     scores = [score_cell([*map(last_score, runs)], runs[0]["metric"]) for runs in arms.values()]
     rows = [[entry["title"], *arms], [runs_of(arms.values()), *scores]]
@@ -206,7 +205,6 @@ def arms_table(entry: PlanEntry, records: Sequence[RunRecord]) -> str:
 
 
 def neighbors_list(found: dict[str, Any]) -> str:
-    """The nearest words by word vectors, and each use with its neighbors."""
     rows = [[f"a use of {found['word']}", "cosine", "its nearest use"]]
     if "word_vectors" in found:
         (word, _), *others = found["word_vectors"]

@@ -43,7 +43,6 @@ DECAY_STEPS = 100  # of `lr_decay`, as in the code of Lee et al. (2017)
 DIVERGED = "training diverged. Pass a smaller --learning_rate, or other options of the optimizer."
 ADADELTA_HELP = "Adadelta (rho 0.95). --no_adadelta: --optim instead."
 EMA_HELP = "Decay per step of the moving average of the weights, which is evaluated and saved. 0: no average."
-REPLACED_BY_ADADELTA = ("optim", "optim_args", "adam_beta1", "adam_beta2", "adam_epsilon")
 
 
 @dataclass
@@ -122,7 +121,7 @@ class TaskTrainingArguments(TrainingArguments):
 
     def recorded(self) -> dict[str, Any]:
         values = self.to_dict()
-        left_out = REPLACED_BY_ADADELTA if self.adadelta else ()
+        left_out = ("optim", "optim_args", "adam_beta1", "adam_beta2", "adam_epsilon") if self.adadelta else ()
         return {name: values[name] for name in RECORDED_OPTIONS if name in values and name not in left_out}
 
     def checkpoint(self) -> str | None:
@@ -166,10 +165,6 @@ class MovingAverage(TrainerCallback):
             before = weight.detach().clone()
             weight.copy_(average)
             average.copy_(before)
-
-    def save_trained(self, folder: Path):
-        """Saves the weights, beside a model that has the averages."""
-        save_file({name: weight.detach().contiguous() for name, weight in self.weights.items()}, folder / TRAINED)
 
     @torch.no_grad()
     def load_trained(self, folder: Path):
@@ -255,7 +250,8 @@ class TaskTrainer(Trainer):
         with self._averaged(), writing(output_dir or self.args.output_dir):
             super().save_model(output_dir, _internal_call)
         if self.average is not None and self.args.should_save:
-            self.average.save_trained(Path(output_dir or self.args.output_dir))
+            weights = {name: weight.detach().contiguous() for name, weight in self.average.weights.items()}
+            save_file(weights, Path(output_dir or self.args.output_dir, TRAINED))
 
     def _save_checkpoint(self, *args, **kwargs):
         with writing(self.args.output_dir):

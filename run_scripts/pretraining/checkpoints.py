@@ -32,7 +32,6 @@ from modeling_elmo.run_scripts.program.files import MODEL_FILES, sync, sync_fold
 
 TRAINING_STATE = "training_state.pt"
 WRITTEN_FIRST = ("vocab.txt", "runs")  # by a run, before its first checkpoint: its counted words, its log
-WRITE_ERRORS = (OSError, RuntimeError, SafetensorError)  # torch and safetensors raise the last two for a full disk
 
 
 @dataclass
@@ -215,7 +214,7 @@ class Checkpoints:
             yield folder
         except BaseException as error:
             self.clean()
-            if isinstance(error, WRITE_ERRORS):
+            if isinstance(error, (OSError, RuntimeError, SafetensorError)):  # torch and safetensors, for a full disk
                 raise OSError(f"{target} cannot be written: {_reason(error)}. {self._contents()}") from error
             raise
 

@@ -106,8 +106,7 @@ class PretrainingArguments(OptimizationArguments):
 class StopSignal:
     """Within its `with` block, remembers the first SIGTERM or Ctrl-C in the main thread. A second one acts as usual."""
 
-    def __init__(self):
-        self.received: int | None = None
+    received: int | None = None
 
     def __enter__(self) -> "StopSignal":
         numbers = (signal.SIGTERM, signal.SIGINT) if current_thread() is main_thread() else ()

@@ -265,7 +265,6 @@ def predicted_mentions(output: SplitOutput) -> Iterator[list[list[int]]]:
 
 
 def clusters_of(mentions: Iterable[list[int]]) -> list[list[MentionSpan]]:
-    """The mentions of each cluster."""
     found: dict[int, list[MentionSpan]] = {}
     for sentence, first, last, cluster in mentions:
         found.setdefault(cluster, []).append((sentence, first, last))
@@ -297,7 +296,6 @@ def _has_sentences(value: Any) -> bool:
 
 
 def _is_mention(mention: Any, sentences: list[list[str]]) -> bool:
-    """Whether the value is `MENTION`."""
     if not isinstance(mention, list) or len(mention) != 4 or any(type(number) is not int for number in mention):
         return False
     sentence, first, last, _ = mention

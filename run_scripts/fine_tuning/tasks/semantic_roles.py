@@ -68,12 +68,8 @@ logger = logging.get_logger(__name__)
 
 ROLE_FORMATS = {
     ".tsv": "propbank",
-    ".conll": "conll2005",
-    ".txt": "conll2005",
-    ".gold_conll": "conll2012",
-    ".auto_conll": "conll2012",
-    ".v4_gold_conll": "conll2012",
-    ".v4_auto_conll": "conll2012",
+    **dict.fromkeys((".conll", ".txt"), "conll2005"),
+    **dict.fromkeys((".gold_conll", ".auto_conll", ".v4_gold_conll", ".v4_auto_conll"), "conll2012"),
 }
 KINDS = {"verb": ("VB", "VERB", "AUX"), "noun": ("NN", "NOUN", "PROPN"), "adjective": ("JJ", "ADJ"), "other": ("",)}
 ROLE_CELL = re.compile(r"(?:\(([^()*\s]+))?\*(\))?")
