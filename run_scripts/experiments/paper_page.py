@@ -186,22 +186,19 @@ def domain_tables(entries: Sequence[PlanEntry], every: Sequence[PlanEntry], foun
 
 
 def arms_tables(entries: Sequence[PlanEntry], found: dict[str, Any], output: Path) -> Iterator[str]:
+    """The scores of each arm, those of the paper below, and the pictures of Figure 1."""
     for entry in entries:
-        yield arms_table(entry, found[entry["name"]])
-        pictures = (output / entry["name"]).glob("results/*_data.png")  # Figure 1
+        arms = by_arm(found[entry["name"]])
+        scores = [score_cell([*map(last_score, runs)], runs[0]["metric"]) for runs in arms.values()]
+        rows = [[entry["title"], *arms], [runs_of(arms.values()), *scores]]
+        if "paper" in entry:
+            rows.append([f"the paper: {entry['paper']['task']}", *(str(entry["paper"].get(arm, "")) for arm in arms)])
+        if all(record.get("curve") for record in found[entry["name"]]):
+            epochs = ([best_epoch(record["curve"]) for record in runs] for runs in arms.values())
+            rows.append(["epochs until the best score", *(f"{np.mean(each):.1f}" for each in epochs)])
+        yield markdown_table(rows)
+        pictures = (output / entry["name"]).glob("results/*_data.png")
         yield from (f"![{entry['title']}]({path.relative_to(output).as_posix()})" for path in pictures)
-
-
-def arms_table(entry: PlanEntry, records: Sequence[RunRecord]) -> str:
-    arms = by_arm(records)
-    scores = [score_cell([*map(last_score, runs)], runs[0]["metric"]) for runs in arms.values()]
-    rows = [[entry["title"], *arms], [runs_of(arms.values()), *scores]]
-    if "paper" in entry:
-        rows.append([f"the paper: {entry['paper']['task']}", *(str(entry["paper"].get(arm, "")) for arm in arms)])
-    if all(record.get("curve") for record in records):
-        epochs = ([best_epoch(record["curve"]) for record in runs] for runs in arms.values())
-        rows.append(["epochs until the best score", *(f"{np.mean(each):.1f}" for each in epochs)])
-    return markdown_table(rows)
 
 
 def neighbors_list(found: dict[str, Any]) -> str:
