@@ -51,7 +51,7 @@ def main(arguments: list[str] | None = None) -> Perplexity:
     size = getattr(parsed, BATCH_SIZES[parsed.context])
     batches = held_out_batches(parsed, parsed.context, size, tokenizer, accelerator)
     batches = tqdm(batches, unit=" batches", desc="reading", disable=not accelerator.is_main_process)
-    found = evaluate(model, batches, parsed.context, accelerator)
+    found = evaluate(model, batches, accelerator)
     if not math.isfinite(found.perplexity):
         raise ValueError(f"{parsed.model}: the perplexity is {found.perplexity}. Pass a model that was trained.")
     accelerator.print(f"{parsed.model}: {found}")

@@ -11,19 +11,28 @@ sentences of each text for another program, and `--vectors FOLDER` reads what it
 one vector per word.
 """
 
+from collections import Counter
+from collections.abc import Mapping
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from sklearn.linear_model import LogisticRegression
+from sklearn.pipeline import make_pipeline
+from sklearn.preprocessing import StandardScaler
 from tqdm.auto import tqdm
 
 from modeling_elmo.run_scripts.cards.tables import probe_table
 from modeling_elmo.run_scripts.fine_tuning.metrics import tagging_scores
-from modeling_elmo.run_scripts.fine_tuning.probing import flat, most_frequent_tags, probe_layer
 from modeling_elmo.run_scripts.fine_tuning.tasks.tagging import Tagging, TaggingDataArguments
 from modeling_elmo.run_scripts.program.command_line import ProgramParser, run
 from modeling_elmo.run_scripts.program.files import write_json
 from modeling_elmo.run_scripts.vectors.layer_sources import LayerSourceArguments, layer_sources, write_sentences
+
+MAX_ITERATIONS = 300  # of L-BFGS; parts of speech converge in 100 to 200
+
+WordTags = dict[str, list[list[str]]]  # of each sentence, by split
 
 
 def main(arguments: list[str] | None = None) -> dict[str, Any]:
@@ -36,7 +45,7 @@ def main(arguments: list[str] | None = None) -> dict[str, Any]:
     files = {split: getattr(data_arguments, f"{split}_file") or split for split in words}
     if parsed.write_sentences:
         return write_sentences(parsed.write_sentences, files, words)
-    if len(known := set(flat(tags["train"]))) < 2:
+    if len(known := set(chain.from_iterable(tags["train"]))) < 2:
         raise ValueError(f"{files['train']} has only the tag {known.pop()!r}; a probe needs two. Pass more text.")
     predicted = {"most frequent tag": most_frequent_tags(words, tags)}
     for source in layer_sources(parsed):
@@ -62,6 +71,40 @@ def main(arguments: list[str] | None = None) -> dict[str, Any]:
 
 def describe(file: str, sentences: list[list[str]]) -> dict[str, Any]:
     return {"file": Path(file).name, "sentences": len(sentences), "words": sum(map(len, sentences))}
+
+
+def probe_layer(vectors: Mapping[str, np.ndarray], tags: WordTags) -> WordTags:
+    """The tags that a probe of one layer predicts for all splits but `train` (Peters et al. 2018, section 5.3).
+
+    The probe is multinomial logistic regression on standardized vectors, with scikit-learn's L2 penalty of strength 1,
+    by L-BFGS from zero: it has no seed.
+
+    Args:
+        vectors: `(words, width)` of each split.
+        tags: gold tags of each split, whose sentences divide the words.
+    """
+    probe = make_pipeline(StandardScaler(), LogisticRegression(max_iter=MAX_ITERATIONS))
+    probe.fit(vectors["train"], list(chain.from_iterable(tags["train"])))
+    return {split: divided(tags[split], probe.predict(vectors[split])) for split in tags if split != "train"}
+
+
+def most_frequent_tags(words: WordTags, tags: WordTags) -> WordTags:
+    """The most frequent tag of each word in `train`, for all other splits. An unknown word has that of all words."""
+    counts: dict[str, Counter[str]] = {}
+    for word, tag in zip(chain.from_iterable(words["train"]), chain.from_iterable(tags["train"]), strict=True):
+        counts.setdefault(word, Counter())[tag] += 1
+    other = Counter(chain.from_iterable(tags["train"]))
+    return {
+        split: [[counts.get(word, other).most_common(1)[0][0] for word in sentence] for sentence in words[split]]
+        for split in words
+        if split != "train"
+    }
+
+
+def divided(sentences: list[list[str]], items: np.ndarray) -> list[list[str]]:
+    """The items of all words, divided as the sentences are."""
+    ends = np.cumsum([len(sentence) for sentence in sentences])
+    return [part.tolist() for part in np.split(items, ends[:-1])]
 
 
 if __name__ == "__main__":

@@ -25,8 +25,6 @@ from modeling_elmo.run_scripts.program.command_line import ProgramParser, option
 from modeling_elmo.run_scripts.program.files import broken_weights
 from modeling_elmo.run_scripts.program.processes import check_processes, has_accelerator, sole_run
 
-INPUTS = ("input_ids", "character_ids", "attention_mask", "labels")
-
 
 @dataclass(kw_only=True)
 class LoopArguments:
@@ -68,8 +66,7 @@ def train(accelerator: Accelerator, task: Tagging, head: HeadArguments, loop: Lo
     for split, rows in splits.items():
         is_train = split == "train"
         size = loop.per_device_train_batch_size if is_train else loop.per_device_eval_batch_size
-        inputs = rows.select_columns([name for name in INPUTS if name in rows.column_names])
-        loaders[split] = DataLoader(inputs, size, shuffle=is_train, collate_fn=task.collator(tokenizer))
+        loaders[split] = DataLoader(rows, size, shuffle=is_train, collate_fn=task.feature_collator(tokenizer, None))
     learned = [parameter for parameter in model.parameters() if parameter.requires_grad]
     optimizer = torch.optim.Adam(learned, lr=loop.learning_rate)
     model, optimizer, *prepared = accelerator.prepare(model, optimizer, *loaders.values())
@@ -92,7 +89,6 @@ def train(accelerator: Accelerator, task: Tagging, head: HeadArguments, loop: Lo
 
 
 def train_epoch(accelerator: Accelerator, model, optimizer, batches, max_grad_norm: float, epoch: int) -> float:
-    """Returns the mean loss of an epoch."""
     model.train()
     losses = []
     for batch in tqdm(batches, desc=f"epoch {epoch}", disable=not accelerator.is_main_process):

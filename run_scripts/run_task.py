@@ -9,16 +9,16 @@ with transformers' Trainer alone, and `run_ner_no_trainer.py` in a plain loop.
 import inspect
 import sys
 import time
-
-from transformers import set_seed
+from pathlib import Path
 
 from modeling_elmo.run_scripts.cards.card import CardArguments
-from modeling_elmo.run_scripts.experiments.reports import begin_run, finish_run
-from modeling_elmo.run_scripts.fine_tuning.head import BasicHeadArguments, HeadArguments, task_model, task_tokenizer
+from modeling_elmo.run_scripts.experiments import reports
+from modeling_elmo.run_scripts.fine_tuning.head import BasicHeadArguments, HeadArguments, task_tokenizer, train_task
 from modeling_elmo.run_scripts.fine_tuning.task import Record, Task
 from modeling_elmo.run_scripts.fine_tuning.tasks import TASKS, task_class
-from modeling_elmo.run_scripts.fine_tuning.trainer import TaskTrainer, TaskTrainingArguments
+from modeling_elmo.run_scripts.fine_tuning.trainer import TaskTrainingArguments
 from modeling_elmo.run_scripts.program.command_line import ProgramParser, run
+from modeling_elmo.run_scripts.program.processes import sole_run
 
 USE = "--model_name_or_path elmo --train_file TRAIN --validation_file DEV --output_dir OUTPUT"
 
@@ -49,30 +49,23 @@ def fine_tune(
     task: Task, head: HeadArguments, card: CardArguments, training: TaskTrainingArguments, start: float
 ) -> Record:
     """Trains the task's head on its data, `task.data`; `start` is the time at which its reading began."""
-    with training.sole_run():
-        begin_run(task, head, training)
+    folder = Path(training.output_dir)
+    with sole_run(folder, is_main_process=training.process_index == 0):
+        reports.begin_run(task, head, training)
         vectors = head.read_word_vectors()
         tokenizer = task_tokenizer(task, head, task.data["train"], vectors)  # with the words of the training data
         with training.main_process_first(desc="encoding"):
             splits = task.encode_splits(tokenizer)
-        set_seed(training.seed)
-        model = task_model(task, head, tokenizer, vectors, training.seed)  # the task's head on the biLM
-
-        trainer = TaskTrainer(
-            model,
-            args=training.for_trainer(task.metric, has_validation="validation" in splits),
-            data_collator=task.collator(tokenizer),
-            train_dataset=splits["train"],
-            eval_dataset=splits.get("validation"),
-            processing_class=tokenizer,
-            compute_metrics=task.compute_metrics(splits),
-            preprocess_logits_for_metrics=task.preprocess_logits,
-        )
-        trainer.train(resume_from_checkpoint=training.checkpoint())
-        trainer.save_model()
-
-        # Predictions, record.json and README.md; tables and figures in results/; the upload, if it is wanted.
-        return finish_run(trainer, task, splits, head, card, training, start)
+        options = training.for_trainer(task.metric, has_validation="validation" in splits)
+        trainer = train_task(task, head, options, tokenizer, splits, vectors, training.checkpoint())
+        began = start if training.resume_from_checkpoint is None else None
+        record = reports.run_record(trainer, task, splits, reports.run_settings(task, head, training), began)
+        if trainer.is_world_process_zero():
+            reports.write_run(folder, record, card, training)
+            reports.report([record], folder)
+            if training.push_to_hub:
+                reports.push_model(folder, task, training)
+    return record
 
 
 if __name__ == "__main__":

@@ -28,6 +28,7 @@ from modeling_elmo.run_scripts.fine_tuning.tasks.coreference import (
     coreference_scores,
     document_row,
 )
+from modeling_elmo.run_scripts.fine_tuning.trainer import TaskTrainer
 
 FILES = {f"{split}_file": str(TASKS / f"litbank_{name}.conll") for split, name in (("train", "train"), ("test", "dev"))}
 SENTENCES = [["Ann", "saw", "Bo"], ["She", "left"], ["Bo", "and", "his", "dog", "stayed"], ["Rain"]]
@@ -504,13 +505,18 @@ def test_the_settings_of_the_paper(tmp_path):
     assert CoreferenceArguments().max_sentences == 50 and Coreference.scalar_mix_l2 == 0
     assert "lr_decay" in found.recorded()
     optimizer = torch.optim.Adam([torch.nn.Parameter(torch.ones(1))], lr=found.learning_rate)
-    scheduler, rates = found.own_scheduler(optimizer), []
+    trainer = TaskTrainer(torch.nn.Linear(1, 1), found.for_trainer("f1", False), optimizers=(optimizer, None))
+    scheduler, rates = trainer.create_scheduler(400), []
     for _ in range(301):
         rates.append(optimizer.param_groups[0]["lr"])
         optimizer.step()
         scheduler.step()
     assert all(math.isclose(rate, 1e-3 * 0.999 ** (step // 100)) for step, rate in enumerate(rates))
-    assert training(tmp_path, lr_decay=1.0, lr_scheduler_type="linear").own_scheduler(optimizer) is None
+    linear = training(
+        tmp_path, lr_decay=1.0, lr_scheduler_type="linear", eval_strategy="no", load_best_model_at_end=False
+    )
+    trainer = TaskTrainer(torch.nn.Linear(1, 1), linear, optimizers=(optimizer, None))
+    assert trainer.create_scheduler(400).lr_lambdas[0](200) == 0.5
 
 
 @pytest.mark.parametrize(

@@ -31,6 +31,7 @@ from modeling_elmo.run_scripts.cards.tables import summary_table
 from modeling_elmo.run_scripts.experiments import experiment, reports
 from modeling_elmo.run_scripts.experiments.reports import RECORDS, read_records
 from modeling_elmo.run_scripts.fine_tuning import features
+from modeling_elmo.run_scripts.fine_tuning import head as head_module
 from modeling_elmo.run_scripts.fine_tuning.trainer import TaskTrainer
 
 SHORT = {"max_steps": 1, "max_eval_samples": 2}
@@ -49,12 +50,12 @@ def no_figures():
 def trainers(monkeypatch) -> list[TaskTrainer]:
     """The trainers that are made during a test."""
     made: list[TaskTrainer] = []
-    monkeypatch.setattr(experiment, "TaskTrainer", trainer_with(made.append))
+    monkeypatch.setattr(head_module, "TaskTrainer", trainer_with(made.append))
     return made
 
 
 def stop_in(monkeypatch, event: str, number: int = 1):
-    monkeypatch.setattr(experiment, "TaskTrainer", stopping_trainer(event, number))
+    monkeypatch.setattr(head_module, "TaskTrainer", stopping_trainer(event, number))
 
 
 @pytest.fixture
@@ -306,7 +307,7 @@ def test_a_start_that_failed_does_not_block_its_folder(place, tmp_path, monkeypa
     stop_in(monkeypatch, "on_train_begin")
     with pytest.raises(KeyboardInterrupt):
         train(place, tmp_path, **SHORT)
-    monkeypatch.setattr(experiment, "TaskTrainer", TaskTrainer)
+    monkeypatch.setattr(head_module, "TaskTrainer", TaskTrainer)
     (record,) = train(place, tmp_path, **SHORT, learning_rate=0.01)
     assert record["settings"]["learning_rate"] == 0.01
 
@@ -347,7 +348,7 @@ def test_a_stopped_run_resumes_to_the_same_model(finished, place, tmp_path, monk
         train(place, tmp_path, seed=43)
     assert [path.name for path in tmp_path.glob("checkpoint-*")] == ["checkpoint-6"]
     assert not (tmp_path / "record.json").exists()
-    monkeypatch.setattr(experiment, "TaskTrainer", TaskTrainer)
+    monkeypatch.setattr(head_module, "TaskTrainer", TaskTrainer)
     with pytest.raises(FileExistsError, match="(?s)other settings.*learning_rate"):
         train(place, tmp_path, seed=43, learning_rate=0.01)
     steps, training_step = [], TaskTrainer.training_step
@@ -374,7 +375,7 @@ def test_early_stopping_keeps_its_count_when_it_resumes(place, tmp_path, monkeyp
     stop_in(monkeypatch, "on_save", number=2)
     with pytest.raises(KeyboardInterrupt):
         train(place, tmp_path, **options)
-    monkeypatch.setattr(experiment, "TaskTrainer", TaskTrainer)
+    monkeypatch.setattr(head_module, "TaskTrainer", TaskTrainer)
     (record,) = train(place, tmp_path, **options)
     assert record["epochs"] == 3 and len(record["curve"]) == 3
     assert record["settings"]["num_train_epochs"] == 9

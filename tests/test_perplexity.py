@@ -180,7 +180,7 @@ def test_the_length_of_windows_does_not_matter(full):
     found = []
     for steps in (1, 7, 20, 1000):
         windows = StreamWindows(corpus, tokenizer, 2, steps, **options)
-        found.append(evaluate(model, batch_loader(windows, num_workers=0), "stream", Accelerator(cpu=True)))
+        found.append(evaluate(model, batch_loader(windows, num_workers=0), Accelerator(cpu=True)))
     assert found[2].perplexity == pytest.approx(
         measure(full, context="stream", per_device_eval_batch_size=2).perplexity, rel=1e-6
     )
@@ -193,7 +193,7 @@ def test_evaluation_leaves_the_model_and_its_dropout_as_they_were(full):
     files = [str(full / "held_out.txt")]
     arguments = perplexity.PerplexityArguments(model=str(full), validation_file=files, is_split_into_words=True)
     batches = evaluation.held_out_batches(arguments, "sentence", 100, tokenizer, Accelerator(cpu=True))
-    assert vars(evaluate(model, batches, "sentence", Accelerator(cpu=True))) == nearly(measure(full))
+    assert vars(evaluate(model, batches, Accelerator(cpu=True))) == nearly(measure(full))
     assert model.training and all(parameter.grad is None for parameter in model.parameters())
 
 

@@ -12,7 +12,7 @@ from task_worker import bilm
 
 from modeling_elmo import ELMoModel, ELMoTokenizer
 from modeling_elmo.run_scripts import probe
-from modeling_elmo.run_scripts.fine_tuning.probing import most_frequent_tags, probe_layer
+from modeling_elmo.run_scripts.probe import most_frequent_tags, probe_layer
 
 WORDS = ["Anna", "saw", "the", "old", "harbor", "quickly", "dogs", "sing"]
 TAGS = {"Anna": "NOUN", "saw": "VERB", "the": "DET", "old": "ADJ", "harbor": "NOUN", "quickly": "ADV"}

@@ -30,8 +30,8 @@ from task_worker import (
 from transformers import AutoModelForTokenClassification, AutoTokenizer, Trainer, TrainingArguments, pipeline
 
 from modeling_elmo import ELMoForCoreferenceResolution, ELMoTokenizer
-from modeling_elmo.run_scripts import run_task
 from modeling_elmo.run_scripts.cards.publishing import files_to_upload
+from modeling_elmo.run_scripts.fine_tuning import head as head_module
 from modeling_elmo.run_scripts.fine_tuning.head import BasicHeadArguments
 from modeling_elmo.run_scripts.fine_tuning.metrics import answer_scores, tagging_scores
 from modeling_elmo.run_scripts.fine_tuning.tasks.coreference import Coreference, CoreferenceArguments
@@ -304,7 +304,7 @@ def test_a_run_resumes_with_its_own_settings_only(place, tmp_path, monkeypatch):
     folder = place("ner")
     options = {"output_dir": tmp_path / "stopped", "num_train_epochs": 2, "learning_rate": 0.01}
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
-        patch.setattr(run_task, "TaskTrainer", stopping_trainer("on_save"))
+        patch.setattr(head_module, "TaskTrainer", stopping_trainer("on_save"))
         train_head("ner", folder, **options)
     again = options | {"resume_from_checkpoint": "last", "num_train_epochs": 3}
     with pytest.raises(ValueError, match="last: .* other settings: learning_rate 0.01, now 0.1"):
@@ -333,7 +333,7 @@ def test_a_stopped_run_resumes_with_the_same_windows(is_within_an_epoch, tmp_pat
     options |= steps if is_within_an_epoch else {}
     train_head("coref", tmp_path, **options, output_dir=tmp_path / "whole")
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
-        patch.setattr(run_task, "TaskTrainer", stopping_trainer("on_save"))
+        patch.setattr(head_module, "TaskTrainer", stopping_trainer("on_save"))
         train_head("coref", tmp_path, **options)
     train_head("coref", tmp_path, **options, resume_from_checkpoint="last")
     assert_same_weights(tmp_path / "run", tmp_path / "whole")

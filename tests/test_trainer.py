@@ -14,7 +14,7 @@ from transformers import TrainerCallback, training_args
 
 from modeling_elmo import ELMoForTokenClassification, ELMoTokenizer
 from modeling_elmo.run_scripts import run_task
-from modeling_elmo.run_scripts.fine_tuning import trainer
+from modeling_elmo.run_scripts.fine_tuning import head, trainer
 from modeling_elmo.run_scripts.fine_tuning.trainer import (
     TRAINED,
     TaskTrainer,
@@ -75,7 +75,7 @@ def test_weights_and_losses_that_are_not_numbers_are_refused(place, tmp_path, mo
     def spoiling(trainer):
         trainer.model.classifier.bias.data.fill_(math.nan)
 
-    monkeypatch.setattr(run_task, "TaskTrainer", trainer_with(spoiling))
+    monkeypatch.setattr(head, "TaskTrainer", trainer_with(spoiling))
     with pytest.raises(ValueError, match="The eval_loss is nan: training diverged. Pass a smaller --learning_rate"):
         train(place, tmp_path, max_steps=1)
     with pytest.raises(ValueError, match="The weights of .* are not finite: training diverged"):
@@ -149,7 +149,7 @@ def test_the_checkpoint_to_resume_from(tmp_path):
 
 def test_mixes_are_not_decayed(place, tmp_path, monkeypatch):
     made: list[TaskTrainer] = []
-    monkeypatch.setattr(run_task, "TaskTrainer", trainer_with(made.append))
+    monkeypatch.setattr(head, "TaskTrainer", trainer_with(made.append))
     train(place, tmp_path, max_steps=1, weight_decay=0.1, config_overrides={"elmo_placement": "both"})
     (trainer,) = made
     names = {id(parameter): name for name, parameter in trainer.model.named_parameters()}
@@ -175,7 +175,7 @@ def steps(monkeypatch) -> list[dict[str, torch.Tensor]]:
 
         on_train_begin = on_step_end
 
-    monkeypatch.setattr(run_task, "TaskTrainer", trainer_with(lambda trainer: trainer.add_callback(Note)))
+    monkeypatch.setattr(head, "TaskTrainer", trainer_with(lambda trainer: trainer.add_callback(Note)))
     return seen
 
 
@@ -215,16 +215,16 @@ def test_the_average_of_the_weights_is_evaluated_and_saved(has_dev, place, tmp_p
 
 
 def test_a_stopped_run_resumes_with_its_weights_and_its_average(place, tmp_path, monkeypatch, steps):
-    noting_trainer = run_task.TaskTrainer
+    noting_trainer = head.TaskTrainer
     options = {"ema_decay": 0.9, "adadelta": True, "learning_rate": 1.0}
     expected = train(place, tmp_path / "whole", **options)
-    monkeypatch.setattr(run_task, "TaskTrainer", stopping_trainer("on_save", number=2))
+    monkeypatch.setattr(head, "TaskTrainer", stopping_trainer("on_save", number=2))
     with pytest.raises(KeyboardInterrupt):
         train(place, tmp_path / "stopped", **options)
     assert not (tmp_path / "stopped" / "record.json").exists()
     saved = load_file(Path(last_checkpoint(tmp_path / "stopped"), TRAINED))
     assert "classifier.weight" in saved and not any(name.startswith("elmo.") for name in saved)  # which is frozen
-    monkeypatch.setattr(run_task, "TaskTrainer", noting_trainer)
+    monkeypatch.setattr(head, "TaskTrainer", noting_trainer)
     steps.clear()
     record = train(place, tmp_path / "stopped", **options, resume_from_checkpoint="last")
     assert len(steps) == 1 + 6  # the start, and each step after the second checkpoint

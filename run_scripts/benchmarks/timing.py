@@ -111,7 +111,6 @@ def time_in_turns(calls: Sequence[Callable[[], Any]], rounds: int) -> list[list[
 
 
 def format_rows(contest: Contest, rows: Sequence[BenchmarkRow]) -> str:
-    """A table in plain text."""
     columns = {
         **{"ms": ("milliseconds", ",.1f"), "fastest": ("fastest", ",.1f"), "slowest": ("slowest", ",.1f")},
         **{f"{contest.unit}/s": (f"{contest.unit}_per_second", ",.0f"), "speedup": ("speedup_of_ours", ".2f")},

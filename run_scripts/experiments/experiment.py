@@ -14,7 +14,7 @@ from typing import Any, Literal, NamedTuple
 
 import torch
 from datasets import Dataset, concatenate_datasets
-from transformers import DataCollatorWithPadding, EarlyStoppingCallback, set_seed
+from transformers import DataCollatorWithPadding, EarlyStoppingCallback
 from transformers.utils import CONFIG_NAME, logging
 
 from modeling_elmo import ELMoConfig, ELMoModel, ELMoTokenizer
@@ -30,7 +30,7 @@ from modeling_elmo.run_scripts.cards.tables import (
 from modeling_elmo.run_scripts.experiments import reports
 from modeling_elmo.run_scripts.fine_tuning.data import training_share
 from modeling_elmo.run_scripts.fine_tuning.features import FeatureStore, feature_store
-from modeling_elmo.run_scripts.fine_tuning.head import HeadArguments, task_config, task_model, task_tokenizer
+from modeling_elmo.run_scripts.fine_tuning.head import HeadArguments, task_config, task_tokenizer, train_task
 from modeling_elmo.run_scripts.fine_tuning.task import Record, SplitOutput, Task
 from modeling_elmo.run_scripts.fine_tuning.trainer import TaskTrainer, TaskTrainingArguments, last_checkpoint
 from modeling_elmo.run_scripts.program.command_line import option
@@ -43,7 +43,7 @@ from modeling_elmo.run_scripts.program.files import (
     sync,
     write_json,
 )
-from modeling_elmo.run_scripts.vectors.word_vectors import WordVectors
+from modeling_elmo.run_scripts.program.processes import sole_run
 from modeling_elmo.tokenization.elmo_characters import SPECIAL_WORDS
 
 logger = logging.get_logger(__name__)
@@ -125,7 +125,7 @@ def run_experiment(
 ) -> list[Record]:
     """Trains all arms and seeds, or averages an ensemble, and writes tables and figures below `output_dir`."""
     check_options(task, head, arguments, training)
-    with training.sole_run():
+    with sole_run(Path(training.output_dir), is_main_process=training.process_index == 0):
         experiment = Experiment(task, head, arguments, training)
         ensemble = arguments.ensemble
         records = [ensemble_record(task, ensemble, training)] if ensemble else experiment.run()
@@ -183,6 +183,7 @@ class Experiment:
     def __post_init__(self):
         self.folder = Path(self.training.output_dir)
         self.trainer_arguments = self.training.for_trainer(self.task.metric, "validation" in self.task.data)
+        self.word_vectors = self.head.read_word_vectors()
         num_layers = load_pretrained(ELMoConfig, self.head.model_name_or_path).num_hidden_layers
         options = (self.arguments.ablation, self.arguments.compare_baseline, self.head.use_elmo)
         self.arms = experiment_arms(*options, num_layers)
@@ -262,7 +263,6 @@ class Experiment:
             return
 
     def _check_settings(self, arm: Arm, seed: int):
-        """Compares the settings with those that a model was begun with."""
         folder, settings = self._folder_of(arm.name, seed), without_folders(self._settings(arm, seed))
         if record := self._recorded(arm, seed):
             begun = record["settings"]
@@ -307,13 +307,19 @@ class Experiment:
         splits = self._encoded(tokenizer)
         chosen, numbers = set(share), splits["train"]["example_number"]
         splits["train"] = splits["train"].select([row for row, number in enumerate(numbers) if number in chosen])
-        set_seed(seed)
-        model = task_model(self.task, self.head, tokenizer, self.word_vectors, seed, **arm.overrides)
-        trainer = self._trainer(model, tokenizer, splits, seed, folder)
-        trainer.train(resume_from_checkpoint=begun)
+        store = self.features if arm.overrides.get("use_elmo", True) else None
+        changes: dict[str, Any] = {
+            "output_dir": str(folder),
+            "seed": seed,
+            "restore_callback_states_from_checkpoint": True,  # early stopping keeps its count
+            "remove_unused_columns": store is None,  # stored layers are found by `text_number`
+        }
+        arguments, patience = replace(self.trainer_arguments, **changes), self.arguments.early_stopping_patience
+        callbacks = None if patience is None else [EarlyStoppingCallback(patience)]
+        inputs = arguments, tokenizer, splits, self.word_vectors, begun, store, callbacks
+        trainer = train_task(self.task, self.head, *inputs, **arm.overrides)
         record = reports.run_record(trainer, self.task, splits, self._settings(arm, seed), start)
         record |= {"arm": arm.name, "train_samples": len(share)}
-        trainer.save_model(str(folder))
         if trainer.is_world_process_zero():
             reports.write_run(folder, record, self.arguments, self.training)
             sync(folder)
@@ -321,37 +327,10 @@ class Experiment:
                 shutil.rmtree(checkpoint)
         return record
 
-    def _trainer(
-        self, model, tokenizer: ELMoTokenizer, splits: dict[str, Dataset], seed: int, folder: Path
-    ) -> TaskTrainer:
-        features = self.features if model.config.use_elmo else None
-        patience = self.arguments.early_stopping_patience
-        changes: dict[str, Any] = {
-            "output_dir": str(folder),
-            "seed": seed,
-            "restore_callback_states_from_checkpoint": True,  # early stopping keeps its count
-            "remove_unused_columns": features is None,  # stored layers are found by `text_number`
-        }
-        return TaskTrainer(
-            model,
-            replace(self.trainer_arguments, **changes),
-            data_collator=self.task.feature_collator(tokenizer, features),
-            train_dataset=splits["train"],
-            eval_dataset=splits.get("validation"),
-            processing_class=tokenizer,
-            compute_metrics=self.task.compute_metrics(splits),
-            preprocess_logits_for_metrics=self.task.preprocess_logits,
-            callbacks=None if patience is None else [EarlyStoppingCallback(patience)],
-        )
-
     def _encoded(self, tokenizer: ELMoTokenizer) -> dict[str, Dataset]:
         with self.training.main_process_first(desc="encoding"):  # the others read it from the cache
             splits = self.task.encode_splits(tokenizer)
         return number_rows(splits) if self.arguments.cache_features else splits
-
-    @cached_property
-    def word_vectors(self) -> WordVectors | None:
-        return self.head.read_word_vectors()
 
     @cached_property
     def features(self) -> FeatureStore | None:
@@ -409,7 +388,6 @@ def ensemble_record(task: Task, folders: Sequence[str], training: TaskTrainingAr
 
 
 def member_outputs(task: Task, folder: str, training: TaskTrainingArguments) -> dict[str, SplitOutput]:
-    """The outputs of one model for each split except the training data."""
     check_model(folder)
     model = load_pretrained(task.model_class, folder, dtype=torch.float32)
     labels = task.config.get("label2id", model.config.label2id)

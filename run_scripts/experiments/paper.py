@@ -41,6 +41,7 @@ from modeling_elmo.run_scripts.program.processes import sole_run
 PLAN = Path(__file__).with_name("paper_plan.json")
 PLAN_PROGRAMS = ("pretrain", "reproduce", "senses", "neighbors", "probe")
 PLAN_KEYS = ("name", "program", "title", "table", "files", "options")
+TRAINED_BILM = "bilm"  # folder of the biLM that an experiment trains; its log is beside it
 ARMS_MAY_CHANGE = ("compare_baseline",)  # one arm more or less leaves the others as they are
 
 
@@ -107,7 +108,7 @@ def run_missing(plan: Sequence[PlanEntry], experiments: Sequence[PlannedExperime
     missing = [each for each in experiments if not each.is_finished()]
     needed = {each.settings["bilm"] for each in missing}
     for each in experiments:  # a record without its model, from another disk: the model is needed again
-        if each.name in needed and each not in missing and not (trained_bilm(each.folder) / "config.json").is_file():
+        if each.name in needed and each not in missing and not (each.folder / TRAINED_BILM / "config.json").is_file():
             missing.append(each)
     print(f"{len(experiments)} experiments, {len(experiments) - len(missing)} of them finished before")
     command = partial(run_command, threads=max(1, torch.get_num_threads() // arguments.processes))
@@ -142,13 +143,7 @@ def check_begun(plan: Sequence[PlanEntry], output: Path, digest: str):
             )
 
 
-def trained_bilm(folder: Path) -> Path:
-    """Where an experiment in this folder keeps the biLM that it trains. Its log is beside it."""
-    return folder / "bilm"
-
-
 def write_page(plan: Sequence[PlanEntry], arguments: PaperArguments):
-    """Writes the page of what has results so far."""
     path = Path(arguments.output_dir, "README.md")
     page = paper_page(plan, path.parent, [Path(folder) for folder in arguments.others or []])
     write_lines(path, [page])
@@ -158,7 +153,6 @@ def write_page(plan: Sequence[PlanEntry], arguments: PaperArguments):
 
 
 def read_plan(path: Path) -> list[PlanEntry]:
-    """The checked experiments of a plan."""
     plan = read_json(path)
     if not isinstance(plan, list) or not plan:
         raise ValueError(f"{path} is not a plan; it must hold a list of experiments.")
@@ -190,9 +184,9 @@ def planned(entry: PlanEntry, arguments: PaperArguments, digest: str) -> Planned
             f"{absent[0]}, of the experiment {entry['name']}, does not exist. Put it there, or leave the experiment "
             "out with --only."
         )
-    model = trained_bilm(output / entry["bilm"]) if "bilm" in entry else arguments.model_name_or_path
+    model = output / entry["bilm"] / TRAINED_BILM if "bilm" in entry else arguments.model_name_or_path
     if program == "pretrain":
-        trained = trained_bilm(folder)
+        trained = folder / TRAINED_BILM
         answer = trained / "results" / "pretraining.json"
         options |= {"model_name_or_path": model, "output_dir": trained}
         options |= {"resume_from_checkpoint": "last"} if any(trained.glob("checkpoint-*")) else {}

@@ -186,27 +186,22 @@ def domain_tables(entries: Sequence[PlanEntry], every: Sequence[PlanEntry], foun
 
 
 def arms_tables(entries: Sequence[PlanEntry], found: dict[str, Any], output: Path) -> Iterator[str]:
+    """The scores of each arm, those of the paper below, and the pictures of Figure 1."""
     for entry in entries:
-        yield arms_table(entry, found[entry["name"]])
-        pictures = (output / entry["name"]).glob("results/*_data.png")  # Figure 1
+        arms = by_arm(found[entry["name"]])
+        scores = [score_cell([*map(last_score, runs)], runs[0]["metric"]) for runs in arms.values()]
+        rows = [[entry["title"], *arms], [runs_of(arms.values()), *scores]]
+        if "paper" in entry:
+            rows.append([f"the paper: {entry['paper']['task']}", *(str(entry["paper"].get(arm, "")) for arm in arms)])
+        if all(record.get("curve") for record in found[entry["name"]]):
+            epochs = ([best_epoch(record["curve"]) for record in runs] for runs in arms.values())
+            rows.append(["epochs until the best score", *(f"{np.mean(each):.1f}" for each in epochs)])
+        yield markdown_table(rows)
+        pictures = (output / entry["name"]).glob("results/*_data.png")
         yield from (f"![{entry['title']}]({path.relative_to(output).as_posix()})" for path in pictures)
 
 
-def arms_table(entry: PlanEntry, records: Sequence[RunRecord]) -> str:
-    """The scores of each arm, and those of the paper below."""
-    arms = by_arm(records)
-    scores = [score_cell([*map(last_score, runs)], runs[0]["metric"]) for runs in arms.values()]
-    rows = [[entry["title"], *arms], [runs_of(arms.values()), *scores]]
-    if "paper" in entry:
-        rows.append([f"the paper: {entry['paper']['task']}", *(str(entry["paper"].get(arm, "")) for arm in arms)])
-    if all(record.get("curve") for record in records):
-        epochs = ([best_epoch(record["curve"]) for record in runs] for runs in arms.values())
-        rows.append(["epochs until the best score", *(f"{np.mean(each):.1f}" for each in epochs)])
-    return markdown_table(rows)
-
-
 def neighbors_list(found: dict[str, Any]) -> str:
-    """The nearest words by word vectors, and each use with its neighbors."""
     rows = [[f"a use of {found['word']}", "cosine", "its nearest use"]]
     if "word_vectors" in found:
         (word, _), *others = found["word_vectors"]
@@ -291,7 +286,6 @@ def claim_rows(entries: Sequence[PlanEntry], found: dict[str, Any]) -> Iterator[
 
 
 def gains_of(entry: PlanEntry, found: dict[str, Any]) -> Iterator[tuple[str, str, Gain | None]]:
-    """The changes that an experiment measures."""
     results, table = found[entry["name"]], entry["table"]
     if table in ("5", "6"):
         yield *LAYERS, layer_gain(results)

@@ -61,27 +61,6 @@ def begin_run(task: Task, head: HeadArguments, training: TaskTrainingArguments):
         write_json(folder / RUN_SETTINGS, settings)
 
 
-def finish_run(
-    trainer: TaskTrainer,
-    task: Task,
-    splits: dict[str, Dataset],
-    head: HeadArguments,
-    card: CardArguments,
-    training: TaskTrainingArguments,
-    start: float,
-) -> Record:
-    """Evaluates a trained model, writes all that a run leaves, and uploads the folder if `--push_to_hub` is given."""
-    folder = Path(training.output_dir)
-    began = start if training.resume_from_checkpoint is None else None
-    record = run_record(trainer, task, splits, run_settings(task, head, training), began)
-    if trainer.is_world_process_zero():
-        write_run(folder, record, card, training)
-        report([record], folder)
-        if training.push_to_hub:
-            push_model(folder, task, training)
-    return record
-
-
 def split_outputs(trainer: TaskTrainer, task: Task, splits: dict[str, Dataset]) -> dict[str, SplitOutput]:
     """The outputs of a model for every split but the training data."""
     trainer.compute_metrics = None  # it scores only the validation split

@@ -138,12 +138,12 @@ def _part(wholes: Mapping[str, Source], wanted: str, name: str) -> Source:
     features = sources[0].features
     if any(source.features != features for source in sources):
         raise ValueError(f"{name}: the splits have different columns or classes; pass one of them.")
-    reads = [(source.read, part.from_, part.to) for source, part in zip(sources, parts, strict=True)]
-    return Source(name, partial(_rows_of_parts, reads), features, tuple(chain(*(source.files for source in sources))))
 
+    def read() -> Iterator[LocatedRow]:
+        pairs = zip(sources, parts, strict=True)
+        return chain.from_iterable(islice(source.read(), part.from_, part.to) for source, part in pairs)
 
-def _rows_of_parts(parts: Iterable[tuple[Callable[[], Iterator[LocatedRow]], int, int]]) -> Iterator[LocatedRow]:
-    return chain.from_iterable(islice(read(), first, end) for read, first, end in parts)
+    return Source(name, read, features, tuple(chain(*(source.files for source in sources))))
 
 
 def _file_source(path: Path, option: str, formats: Mapping[str, RowReader]) -> Source:

@@ -9,11 +9,14 @@ from typing import Any, Literal
 import numpy as np
 import torch
 from datasets import Dataset
+from transformers import TrainerCallback, set_seed
 from transformers.utils import logging
 
 from modeling_elmo import ELMoConfig, ELMoTokenizer
 from modeling_elmo.modeling_elmo_heads import ELMoTaskModel
+from modeling_elmo.run_scripts.fine_tuning.features import FeatureStore
 from modeling_elmo.run_scripts.fine_tuning.task import Task
+from modeling_elmo.run_scripts.fine_tuning.trainer import TaskTrainer, TaskTrainingArguments
 from modeling_elmo.run_scripts.program.command_line import option, refuse_unread
 from modeling_elmo.run_scripts.program.files import check_model, load_pretrained, parse_json_object
 from modeling_elmo.run_scripts.vectors.word_vectors import WordVectors, read_word_vectors
@@ -119,6 +122,36 @@ def task_model(
     logger.warning(f"{found:,} of {len(words):,} words have a vector in {head.word_vectors}.")
     model.token_features.word_embeddings.weight.data.copy_(torch.from_numpy(start))
     return model
+
+
+def train_task(
+    task: Task,
+    head: HeadArguments,
+    arguments: TaskTrainingArguments,
+    tokenizer: ELMoTokenizer,
+    splits: dict[str, Dataset],  # encoded
+    vectors: WordVectors | None,
+    checkpoint: str | None = None,  # to resume from
+    store: FeatureStore | None = None,
+    callbacks: list[TrainerCallback] | None = None,
+    **overrides: Any,
+) -> TaskTrainer:
+    """Trains the task's head on the biLM, and saves it. `overrides` are fields of its configuration."""
+    set_seed(arguments.seed)
+    trainer = TaskTrainer(
+        task_model(task, head, tokenizer, vectors, arguments.seed, **overrides),
+        arguments,
+        data_collator=task.feature_collator(tokenizer, store),
+        train_dataset=splits["train"],
+        eval_dataset=splits.get("validation"),
+        processing_class=tokenizer,
+        compute_metrics=task.compute_metrics(splits),
+        preprocess_logits_for_metrics=task.preprocess_logits,
+        callbacks=callbacks,
+    )
+    trainer.train(resume_from_checkpoint=checkpoint)
+    trainer.save_model()
+    return trainer
 
 
 def head_on_bilm(model_class: Any, name_or_path: str, config: ELMoConfig) -> ELMoTaskModel:

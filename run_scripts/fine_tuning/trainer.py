@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -12,7 +12,7 @@ import torch
 from datasets import Dataset
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
-from torch.optim.lr_scheduler import LRScheduler
+from torch.optim.lr_scheduler import LRScheduler, StepLR
 from torch.utils.data import SequentialSampler
 from transformers import Trainer, TrainerCallback, TrainingArguments
 from transformers.utils import is_torch_tf32_available, logging
@@ -21,7 +21,7 @@ from modeling_elmo import ELMoConfig
 from modeling_elmo.modeling_elmo_heads import ELMoForTokenClassification
 from modeling_elmo.run_scripts.program.command_line import option
 from modeling_elmo.run_scripts.program.files import broken_weights, sync, writing
-from modeling_elmo.run_scripts.program.processes import check_processes, check_workers, has_accelerator, sole_run
+from modeling_elmo.run_scripts.program.processes import check_processes, check_workers, has_accelerator
 
 logger = logging.get_logger(__name__)
 
@@ -39,10 +39,10 @@ FIXED_OPTIONS: dict[str, Any] = {
     **{"dataloader_drop_last": False, "dataloader_in_order": True, "greater_is_better": True},
 }
 TRAINED = "trained_weights.safetensors"  # in a checkpoint, whose model has the averages
+DECAY_STEPS = 100  # of `lr_decay`, as in the code of Lee et al. (2017)
 DIVERGED = "training diverged. Pass a smaller --learning_rate, or other options of the optimizer."
 ADADELTA_HELP = "Adadelta (rho 0.95). --no_adadelta: --optim instead."
 EMA_HELP = "Decay per step of the moving average of the weights, which is evaluated and saved. 0: no average."
-REPLACED_BY_ADADELTA = ("optim", "optim_args", "adam_beta1", "adam_beta2", "adam_epsilon")
 
 
 @dataclass
@@ -106,10 +106,6 @@ class TaskTrainingArguments(TrainingArguments):
             trainer.train()
             trainer.predict(rows)
 
-    def sole_run(self) -> AbstractContextManager:
-        """Keeps other runs out of the output folder."""
-        return sole_run(Path(self.output_dir), is_main_process=self.process_index == 0)
-
     def for_trainer(self, metric: str, has_validation: bool) -> "TaskTrainingArguments":
         """A copy for Trainer, which keeps the checkpoint with the best `metric`.
 
@@ -123,14 +119,9 @@ class TaskTrainingArguments(TrainingArguments):
             options |= {"eval_strategy": "no", "load_best_model_at_end": False}
         return replace(self, **options)
 
-    def own_scheduler(self, optimizer: torch.optim.Optimizer) -> LRScheduler | None:
-        """A schedule of the learning rate that transformers lacks; `None` leaves it to `--lr_scheduler_type`."""
-        return None
-
     def recorded(self) -> dict[str, Any]:
-        """The options that scores depend on."""
         values = self.to_dict()
-        left_out = REPLACED_BY_ADADELTA if self.adadelta else ()
+        left_out = ("optim", "optim_args", "adam_beta1", "adam_beta2", "adam_epsilon") if self.adadelta else ()
         return {name: values[name] for name in RECORDED_OPTIONS if name in values and name not in left_out}
 
     def checkpoint(self) -> str | None:
@@ -169,16 +160,11 @@ class MovingAverage(TrainerCallback):
 
     @torch.no_grad()
     def exchange(self):
-        """Exchanges the weights of the model and the averages."""
         for name, average in self.averages.items():
             weight = self.weights[name]
             before = weight.detach().clone()
             weight.copy_(average)
             average.copy_(before)
-
-    def save_trained(self, folder: Path):
-        """Saves the weights, beside a model that has the averages."""
-        save_file({name: weight.detach().contiguous() for name, weight in self.weights.items()}, folder / TRAINED)
 
     @torch.no_grad()
     def load_trained(self, folder: Path):
@@ -213,8 +199,9 @@ class TaskTrainer(Trainer):
         return [name for name in super().get_decay_parameter_names(model) if "_mix." not in name]
 
     def create_scheduler(self, num_training_steps: int, optimizer=None) -> LRScheduler:
-        if self.lr_scheduler is None:  # type: ignore[has-type]  # set by Trainer
-            self.lr_scheduler = self.args.own_scheduler(optimizer or self.optimizer)
+        decay = getattr(self.args, "lr_decay", 1)  # of coreference: a schedule that transformers lacks
+        if self.lr_scheduler is None and decay != 1:  # type: ignore[has-type]  # set by Trainer
+            self.lr_scheduler = StepLR(optimizer or self.optimizer, DECAY_STEPS, decay)
         return super().create_scheduler(num_training_steps, optimizer)
 
     def _get_eval_sampler(self, eval_dataset: Dataset) -> SequentialSampler | None:
@@ -263,7 +250,8 @@ class TaskTrainer(Trainer):
         with self._averaged(), writing(output_dir or self.args.output_dir):
             super().save_model(output_dir, _internal_call)
         if self.average is not None and self.args.should_save:
-            self.average.save_trained(Path(output_dir or self.args.output_dir))
+            weights = {name: weight.detach().contiguous() for name, weight in self.average.weights.items()}
+            save_file(weights, Path(output_dir or self.args.output_dir, TRAINED))
 
     def _save_checkpoint(self, *args, **kwargs):
         with writing(self.args.output_dir):

@@ -286,7 +286,6 @@ class StreamRow:
 
     @property
     def has_more(self) -> bool:
-        """Whether some of the block is left."""
         return self.line < len(self.block.sentences)
 
     def begin_block(self) -> bool:
@@ -423,7 +422,6 @@ class StreamWindows(CorpusBatches):
         return found
 
     def _blocks(self, direction: int, first_epoch: int) -> Iterator[SentenceBlock]:
-        """The blocks of this rank."""
         seed = 2 * self.seed + direction
         size = max(1, self.shuffle_buffer // self.block_lines)
         for epoch in self._epochs(first_epoch):

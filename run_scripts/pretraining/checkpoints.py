@@ -20,7 +20,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 from accelerate import Accelerator
@@ -32,9 +32,6 @@ from modeling_elmo.run_scripts.program.files import MODEL_FILES, sync, sync_fold
 
 TRAINING_STATE = "training_state.pt"
 WRITTEN_FIRST = ("vocab.txt", "runs")  # by a run, before its first checkpoint: its counted words, its log
-WRITE_ERRORS = (OSError, RuntimeError, SafetensorError)  # torch and safetensors raise the last two for a full disk
-
-Result = TypeVar("Result")
 
 
 @dataclass
@@ -52,11 +49,6 @@ class Progress:
     settings: dict[str, Any] | None = None
     earlier_settings: list[dict[str, Any]] = field(default_factory=list)  # settings that a resumed run has changed
     log: list[dict[str, Any]] = field(default_factory=list)
-
-    @property
-    def is_evaluated(self) -> bool:
-        """Whether the perplexity of this step has been measured."""
-        return any(entry["step"] == self.step for entry in self.log if "perplexity" in entry)
 
     def is_best(self, perplexity: float) -> bool:
         """Takes note of a perplexity. Returns whether it is the lowest so far; the one before training is not."""
@@ -91,7 +83,7 @@ class Progress:
         )
 
 
-def on_main_process(accelerator: Accelerator, work: Callable[[], Result]) -> Result:
+def on_main_process(accelerator: Accelerator, work: Callable[[], Any]) -> Any:
     """The result of `work`, which the main process does alone, on all processes.
 
     An error is raised on all of them, too: raised by one, it would leave the others waiting for that process.
@@ -222,7 +214,7 @@ class Checkpoints:
             yield folder
         except BaseException as error:
             self.clean()
-            if isinstance(error, WRITE_ERRORS):
+            if isinstance(error, (OSError, RuntimeError, SafetensorError)):  # torch and safetensors, for a full disk
                 raise OSError(f"{target} cannot be written: {_reason(error)}. {self._contents()}") from error
             raise
 

@@ -68,9 +68,7 @@ def held_out_batches(
 
 
 @torch.no_grad()
-def evaluate(
-    model: ELMoForPreTraining, batches: Iterable[LMBatch], context: str, accelerator: Accelerator
-) -> Perplexity:
+def evaluate(model: ELMoForPreTraining, batches: Iterable[LMBatch], accelerator: Accelerator) -> Perplexity:
     """Perplexity over the batches of all processes, in eval mode. A stream carries the states from batch to batch."""
     was_training = model.training
     model.eval()
@@ -79,12 +77,12 @@ def evaluate(
         inputs = {name: tensor.to(accelerator.device) for name, tensor in batch.inputs.items()}
         with accelerator.autocast():
             output = model(**inputs, initial_states=states, num_items_in_batch=1)
-        states = output.final_states if context == "stream" else None
+        states = None if batch.resets is None else output.final_states  # of a stream
         sums += torch.tensor([output.forward_loss, output.backward_loss, batch.num_predictions, batch.num_unknown])
     model.train(was_training)
     protocol = "each sentence on its own from a zero state"
-    if context == "stream":
-        pieces = 0 if states is None else len(states[0]) * accelerator.num_processes
+    if states is not None:
+        pieces = len(states[0]) * accelerator.num_processes
         text = "one piece" if pieces == 1 else f"{pieces} pieces of the text side by side"
         protocol = f"states carried from sentence to sentence, both directions in file order, in {text}"
     device = "cpu" if accelerator.device.type == "mps" else accelerator.device  # mps has no float64

@@ -106,8 +106,7 @@ class PretrainingArguments(OptimizationArguments):
 class StopSignal:
     """Within its `with` block, remembers the first SIGTERM or Ctrl-C in the main thread. A second one acts as usual."""
 
-    def __init__(self):
-        self.received: int | None = None
+    received: int | None = None
 
     def __enter__(self) -> "StopSignal":
         numbers = (signal.SIGTERM, signal.SIGINT) if current_thread() is main_thread() else ()
@@ -309,7 +308,6 @@ class Pretraining:
         return is_best or step % arguments.save_steps == 0
 
     def _log(self, bar: tqdm):
-        """Writes an entry for the steps since the last one."""
         if not self.unlogged:
             return
         joint, forward, backward, norm = self._checked_figures().cpu().double().mean(0).tolist()  # mps has no float64
@@ -349,14 +347,15 @@ class Pretraining:
 
     def _evaluate(self) -> bool:
         """Measures held-out perplexity. Returns whether it is the lowest so far."""
-        if self.progress.held_out is None or self.progress.is_evaluated:
+        evaluated = {entry["step"] for entry in self.progress.log if "perplexity" in entry}
+        if self.progress.held_out is None or self.progress.step in evaluated:
             return False
         start = time.perf_counter()
         if self.arguments.fsdp_softmax:  # gathered once: the processes have different numbers of held-out batches
             self.plain_model.softmax.unshard()
         size = self.arguments.per_device_eval_batch_tokens
         batches = held_out_batches(self.corpus_args, "sentence", size, self.tokenizer, self.accelerator)
-        found = evaluate(self.plain_model, batches, "sentence", self.accelerator)
+        found = evaluate(self.plain_model, batches, self.accelerator)
         if self.arguments.fsdp_softmax:
             self.plain_model.softmax.reshard()
         self._print(f"step {self.progress.step}: {found}")

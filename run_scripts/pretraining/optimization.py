@@ -207,7 +207,10 @@ def clip_gradients(parameters: Iterable[nn.Parameter], max_norm: float | None) -
     Equals `torch.nn.utils.clip_grad_norm_` on dense gradients. Waits for the device only if sparse gradients are not
     coalesced. Returns the norm before clipping, `()`.
     """
-    found = _coalesced_gradients(parameters)
+    with_gradients = [parameter for parameter in parameters if parameter.grad is not None]
+    for parameter in with_gradients:  # rows that occur twice in a sparse gradient are added up
+        parameter.grad = parameter.grad.coalesce() if parameter.grad.is_sparse else parameter.grad
+    found = [parameter.grad for parameter in with_gradients if parameter.grad is not None]  # all have one
     if not found:
         return torch.zeros(())
     sharded = [gradient for gradient in found if is_sharded(gradient)]
@@ -219,16 +222,6 @@ def clip_gradients(parameters: Iterable[nn.Parameter], max_norm: float | None) -
     if max_norm:
         torch._foreach_mul_(gradients, (max_norm / (norm + 1e-6)).clamp(max=1.0))
     return norm
-
-
-def _coalesced_gradients(parameters: Iterable[nn.Parameter]) -> list[Tensor]:
-    """All gradients. Rows that occur twice in a sparse gradient are added up."""
-    found = []
-    for parameter in parameters:
-        if parameter.grad is not None:
-            parameter.grad = parameter.grad.coalesce() if parameter.grad.is_sparse else parameter.grad
-            found.append(parameter.grad)
-    return found
 
 
 @torch.no_grad()

@@ -24,7 +24,6 @@ from modeling_elmo.run_scripts.program.files import check_model, load_pretrained
 from modeling_elmo.tokenization.elmo_characters import read_vocabulary
 from modeling_elmo.tokenization.elmo_pretokenization import TextSplitter
 
-NEW_PRE_TOKENIZATION = "moses"
 VOCABULARY_OPTIONS = ("vocabulary_size", "vocabulary_file", "tokenizer_name")
 NEW_OPTIONS = ("preset", "config_overrides", "tokenizer_name", "pre_tokenization")  # only of new models
 START_OPTIONS = {"model_name_or_path", "vocabulary", *VOCABULARY_OPTIONS}
@@ -75,7 +74,6 @@ class ModelArguments:
         return {name: value for name, value in options.items() if value is not None}
 
     def config(self, **sizes: int) -> ELMoConfig:
-        """The configuration of a new model."""
         values = {**sizes, **self.softmax_options, **self.overrides}
         try:
             return ELMoConfig.from_preset(self.preset or "small", **values)
@@ -141,7 +139,7 @@ def make_starting_model(
 ) -> tuple[ELMoForPreTraining, ELMoTokenizer]:
     """The model and its tokenizer. Writes a counted vocabulary to `output_dir/vocab.txt`."""
     path = Path(arguments.vocabulary_file) if arguments.vocabulary_file else output_dir / "vocab.txt"
-    rules = arguments.pre_tokenization or NEW_PRE_TOKENIZATION
+    rules = arguments.pre_tokenization or "moses"
 
     def count(splitter: TextSplitter):
         splitter = TextSplitter("whitespace") if corpus_args.is_split_into_words else splitter

@@ -45,7 +45,9 @@ OUR_NAMES = {
 
 def allennlp(model: ELMoModel) -> dict[str, Any]:
     """Returns a peer, as model_speed.py describes it."""
-    elmo = import_elmo()
+    if not any(isinstance(finder, EmptyModules) for finder in sys.meta_path):
+        sys.meta_path.insert(0, EmptyModules(Path(str(distribution("allennlp").locate_file("allennlp")))))
+    elmo: Any = importlib.import_module("allennlp.modules.elmo")
     for module in (elmo, importlib.import_module("allennlp.modules.elmo_lstm")):
         vars(module)["cached_path"] = str  # the files are local
     with tempfile.TemporaryDirectory() as folder:
@@ -60,29 +62,16 @@ def allennlp(model: ELMoModel) -> dict[str, Any]:
         bilm._elmo_lstm.reset_states()  # its LSTM keeps the states of the last batch
         return bilm(characters)["activations"][-1]
 
-    return {
-        "prepare": without_markers,
-        "model": top_layer,
-        "parameters": {our_name(name): parameter for name, parameter in bilm.named_parameters()},
-    }
+    parameters = dict(bilm.named_parameters())
+    for theirs, ours in OUR_NAMES.items():
+        parameters = {re.sub(theirs, ours, name): parameter for name, parameter in parameters.items()}
+    return {"prepare": without_markers, "model": top_layer, "parameters": parameters}
 
 
 def without_markers(encoding: dict[str, Tensor]) -> Tensor:
     """Character ids of the words, `(batch, time - 2, max_word_length)`: AllenNLP adds `<S>` and `</S>` itself."""
     is_followed = encoding["attention_mask"][:, 2:, None]  # no token follows `</S>`
     return encoding["character_ids"][:, 1:-1] * is_followed
-
-
-def our_name(name: str) -> str:
-    for theirs, ours in OUR_NAMES.items():
-        name = re.sub(theirs, ours, name)
-    return name
-
-
-def import_elmo():
-    if not any(isinstance(finder, EmptyModules) for finder in sys.meta_path):
-        sys.meta_path.insert(0, EmptyModules(Path(str(distribution("allennlp").locate_file("allennlp")))))
-    return importlib.import_module("allennlp.modules.elmo")
 
 
 class EmptyModules(MetaPathFinder, Loader):

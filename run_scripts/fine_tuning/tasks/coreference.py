@@ -18,7 +18,6 @@ import numpy as np
 import torch
 from datasets import Dataset, DatasetDict, Features, Value
 from torch import Tensor
-from torch.optim.lr_scheduler import LRScheduler, StepLR
 from transformers import BatchEncoding, TrainerCallback
 from transformers.utils import logging
 
@@ -27,14 +26,13 @@ from modeling_elmo.run_scripts.fine_tuning.data import DataArguments, check_cell
 from modeling_elmo.run_scripts.fine_tuning.features import FeatureStore
 from modeling_elmo.run_scripts.fine_tuning.metrics import Scores
 from modeling_elmo.run_scripts.fine_tuning.task import Batch, Record, SplitOutput, Task, label_config
-from modeling_elmo.run_scripts.fine_tuning.trainer import TaskTrainingArguments
+from modeling_elmo.run_scripts.fine_tuning.trainer import DECAY_STEPS, TaskTrainingArguments
 from modeling_elmo.run_scripts.program.command_line import option
 from modeling_elmo.run_scripts.program.data_files import JSON_FORMATS, LocatedRow, RowReader
 from modeling_elmo.run_scripts.program.files import numbered_lines
 
 logger = logging.get_logger(__name__)
 
-DECAY_STEPS = 100  # as in the code of Lee et al. (2017)
 TOKEN_COLUMNS = ("input_ids", "character_ids", "attention_mask", "speaker_ids")  # of encodings: one value a token
 
 DOCUMENT_SUFFIXES = (".conll", ".gold_conll", ".auto_conll", ".v4_gold_conll", ".v4_auto_conll")
@@ -101,9 +99,6 @@ class CoreferenceTrainingArguments(TaskTrainingArguments):
         if self.lr_decay < 1 and self.lr_scheduler_type != "constant":
             kind = self.to_dict()["lr_scheduler_type"]
             raise ValueError(f"--lr_scheduler_type {kind}: --lr_decay {self.lr_decay} is the schedule; pass 1 for it.")
-
-    def own_scheduler(self, optimizer: torch.optim.Optimizer) -> LRScheduler | None:
-        return None if self.lr_decay == 1 else StepLR(optimizer, DECAY_STEPS, self.lr_decay)
 
 
 class Coreference(Task):
@@ -174,9 +169,9 @@ class Coreference(Task):
         gold = [clusters_of(mentions) for mentions in output.examples["mentions"]]
         main = self.arguments.train_singletons
         ways = [main, not main] if self.has_singletons else [main]
-        every = {way: coreference_scores(found, gold, singletons=way) for way in ways}
         numbers, tables = {}, {}
-        for way, scores in every.items():
+        for way in ways:
+            scores = coreference_scores(found, gold, singletons=way)
             name = "with_singletons" if way else "without_singletons"
             suffix = "" if way == main else f"_{name}"
             numbers |= {key + suffix: value for key, value in scores.items() if key.endswith("f1")}
@@ -270,7 +265,6 @@ def predicted_mentions(output: SplitOutput) -> Iterator[list[list[int]]]:
 
 
 def clusters_of(mentions: Iterable[list[int]]) -> list[list[MentionSpan]]:
-    """The mentions of each cluster."""
     found: dict[int, list[MentionSpan]] = {}
     for sentence, first, last, cluster in mentions:
         found.setdefault(cluster, []).append((sentence, first, last))
@@ -302,7 +296,6 @@ def _has_sentences(value: Any) -> bool:
 
 
 def _is_mention(mention: Any, sentences: list[list[str]]) -> bool:
-    """Whether the value is `MENTION`."""
     if not isinstance(mention, list) or len(mention) != 4 or any(type(number) is not int for number in mention):
         return False
     sentence, first, last, _ = mention

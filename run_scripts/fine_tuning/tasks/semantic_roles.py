@@ -68,12 +68,8 @@ logger = logging.get_logger(__name__)
 
 ROLE_FORMATS = {
     ".tsv": "propbank",
-    ".conll": "conll2005",
-    ".txt": "conll2005",
-    ".gold_conll": "conll2012",
-    ".auto_conll": "conll2012",
-    ".v4_gold_conll": "conll2012",
-    ".v4_auto_conll": "conll2012",
+    **dict.fromkeys((".conll", ".txt"), "conll2005"),
+    **dict.fromkeys((".gold_conll", ".auto_conll", ".v4_gold_conll", ".v4_auto_conll"), "conll2012"),
 }
 KINDS = {"verb": ("VB", "VERB", "AUX"), "noun": ("NN", "NOUN", "PROPN"), "adjective": ("JJ", "ADJ"), "other": ("",)}
 ROLE_CELL = re.compile(r"(?:\(([^()*\s]+))?\*(\))?")
@@ -87,7 +83,6 @@ ROLE_FEATURES = Features(
 )
 OTHER_FORMAT = "Correct it, or pass another --roles_format."
 Span = tuple[int, int]  # first word, and the word after the last
-Argument = tuple[str, tuple[Span, ...]]
 DECODED_ROWS = 256  # at once: their Viterbi scores take some megabytes
 
 
@@ -418,7 +413,6 @@ def role_scores(
 
 
 def _rates_apart(found: set, wanted: set, names: Collection[str], name_of: Callable[[Any], str]) -> dict[str, Scores]:
-    """`argument_rates` of the arguments of each name."""
     parts = {name: [{each for each in side if name_of(each) == name} for side in (found, wanted)] for name in names}
     return {name: argument_rates(*parts[name]) for name in sorted(names)}
 
@@ -430,7 +424,7 @@ def predicate_scores(found: Sequence[Collection[int]], gold: Sequence[Collection
     return {f"predicate_{name}": rates[name] for name in ("precision", "recall", "f1")}
 
 
-def role_arguments(tags: Sequence[str]) -> list[Argument]:
+def role_arguments(tags: Sequence[str]) -> list[tuple[str, tuple[Span, ...]]]:
     """Role and spans of each argument and of V.
 
     C-X continues the last X of the same predicate: the pieces are one argument, and each piece must be right. C-V thus
