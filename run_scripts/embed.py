@@ -56,14 +56,10 @@ class EmbedArguments(TextArguments):
     )
     raw_text: bool = option(False, "Split sentences with the model's tokenizer. Default: at spaces only.")
     unit: LineUnit = option("word", "Token: a word, or each letter of a text. FASTA is always read by letters.")
-    layers: LayerChoice = option(
-        "all", "All layers, the top layer, their average or sum, or the learned mix of the model."
-    )
+    layers: LayerChoice = option("all", "All layers, the top layer, their average or sum, or the model's learned mix.")
     pooling: PoolingChoice = option("none", "One vector per sentence: the mean or the maximum over its words.")
     dtype: StoredDtype = option("float32", "Type of the vectors in the output file.")
-    compute_dtype: Literal["float32", "bfloat16", "int8"] = option(
-        "float32", "Type in which the model computes; int8: linear layers of the biLM in 8 bits, on CPU."
-    )
+    compute_dtype: Literal["float32", "bfloat16", "int8"] = option("float32", "Type of the computation; int8: on CPU.")
     batch_tokens: int = option(4096, "Maximum tokens per batch, including markers and padding.")
     device: str | None = option(None, "Device. Default: cuda if available, else cpu.")
     forget_sentences: bool = option(False, "Leave `sentence_to_index`, which holds the whole text, out of HDF5.")

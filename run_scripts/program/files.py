@@ -33,9 +33,7 @@ class DatasetArguments:
     dataset: str | None = option(None, "Data set to read instead of files: a folder or a name on the Hub.")
     dataset_config: str | None = option(None, "Configuration of the data set.")
     streaming: bool = option(False, "Read the data set while it is downloaded, without a copy on disk.")
-    text_column: str = option(
-        "text", "Column or key with the text or the list of its words; its number in .conll files (default: 1)."
-    )
+    text_column: str = option("text", "Column or key of the text or its words; in .conll, a number (default: 1).")
 
 
 @dataclass(kw_only=True)

@@ -24,15 +24,10 @@ Sentences = Sequence[Sequence[str]]
 class LayerSourceArguments:
     model: str | None = option(None, "Folder or Hub name of an ELMo model.")
     vectors: str | None = option(
-        None,
-        "Folder with vectors from elsewhere: X.hdf5 for the file X, with an array (layers, words, width) or (words, "
-        "width) for each sentence, under its number from 0.",
+        None, "Folder of other vectors: X.hdf5 for the file X, with arrays (layers, words, width) under 0, 1, ..."
     )
     word_vectors: str | None = option(None, "File of word vectors without a context, in the text format of GloVe.")
-    write_sentences: str | None = option(
-        None,
-        "New folder for the sentences: X.txt for the file X, a line per sentence, with a space between words.",
-    )
+    write_sentences: str | None = option(None, "New folder for the sentences of the files X, one a line, as X.txt.")
     output: str | None = option(None, "JSON file for the figures.")
     device: str | None = option(None, "Device. Default: cuda if available, else cpu.")
     trust_remote_code: bool = option(False, "Run code from the model's folder.")
@@ -40,10 +35,8 @@ class LayerSourceArguments:
     def __post_init__(self):
         check_json_output(self.output)
         if (self.write_sentences is None) == (self.model is self.vectors is self.word_vectors is None):
-            raise ValueError(
-                "Pass --model, --vectors or --word_vectors, or nothing but --write_sentences; received --model "
-                f"{self.model}, --vectors {self.vectors}, --word_vectors {self.word_vectors}."
-            )
+            given = f"--model {self.model}, --vectors {self.vectors} and --word_vectors {self.word_vectors}"
+            raise ValueError(f"Received {given}. Pass one or more of them, or only --write_sentences.")
 
 
 class LayerSource(NamedTuple):
@@ -130,8 +123,6 @@ class StoredLayers:
                 wanted = (*self.sizes[:1], len(words), *self.sizes[1:])
                 is_numeric = layers.dtype.kind in "fiu" and np.isfinite(layers).all()
                 if not is_numeric or layers.shape != wanted or 0 in self.sizes:
-                    raise ValueError(
-                        f"array {number}, {layers.dtype}, has the shape {layers.shape}; the {len(words)} words of its "
-                        f"sentence need finite numbers in (layers, words, width), here {wanted}"
-                    )
+                    found = f"{layers.dtype} of shape {layers.shape}; its sentence"
+                    raise ValueError(f"array {number} is {found} needs finite numbers of shape {wanted}")
                 yield layers

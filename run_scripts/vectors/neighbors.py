@@ -20,18 +20,14 @@ class WordUse(NamedTuple):
     words: Sequence[str]
     position: int
 
-    def in_context(self) -> tuple[str, str, str]:
+    def __str__(self) -> str:
         return in_context(self.words, self.position, self.position + 1, CONTEXT_WORDS)
 
-    def __str__(self) -> str:
-        return "{} [{}] {}".format(*self.in_context()).strip()
 
-
-def in_context(words: Sequence[str], start: int, end: int, width: int) -> tuple[str, str, str]:
-    """Up to `width` words before, the words `start` to `end`, and up to `width` words after."""
+def in_context(words: Sequence[str], start: int, end: int, width: int) -> str:
+    """Up to `width` words before, the words `start` to `end` in brackets, and up to `width` words after."""
     parts = words[max(0, start - width) : start], words[start:end], words[end : end + width]
-    before, between, after = map(" ".join, parts)
-    return before, between, after
+    return "{} [{}] {}".format(*map(" ".join, parts)).strip()
 
 
 def check_json_output(path: str | None):
