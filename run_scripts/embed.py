@@ -32,7 +32,7 @@ from transformers.utils import logging
 
 from modeling_elmo.run_scripts.program.command_line import ProgramParser, option, run
 from modeling_elmo.run_scripts.program.files import TextArguments, digest
-from modeling_elmo.run_scripts.program.processes import gathered, join_processes, sole_run
+from modeling_elmo.run_scripts.program.processes import join_processes, sole_run, values_of_all
 from modeling_elmo.run_scripts.vectors.embedding import (
     BATCHES_PER_BLOCK,
     LayerChoice,
@@ -94,7 +94,7 @@ def main(arguments: list[str] | None = None) -> Path:
     with sole_run(parts.folder, "--output", is_main):
         if is_main:
             parts.resume()
-        parts.follow(gathered(parts, processes)[0])
+        parts.follow(values_of_all(parts, processes)[0])
         with tqdm(desc=output.name, unit=" lines", total=total, disable=not is_main) as bar:
             for number, (first, block_lines) in enumerate(parts.blocks(lines())):
                 # Every n-th block on each of n processes.
@@ -102,12 +102,12 @@ def main(arguments: list[str] | None = None) -> Path:
                     block = embed_block(block_lines, model, tokenizer, batch_tokens=parsed.batch_tokens, **choices)
                     parts.save(first, block)
                 bar.update(len(block_lines))  # the pace of this process for all
-        parts.compare(gathered(parts, processes))
+        parts.compare(values_of_all(parts, processes))
         if not parts.num_lines:
             raise ValueError(f"{parsed.input or parsed.dataset} is empty: pass a text with at least one line.")
         if is_main:
             parts.assemble(write_output, keep_sentences=not parsed.forget_sentences)
-        gathered(None, processes)  # the launcher may stop the others when one process ends
+        values_of_all(None, processes)  # the launcher may stop the others when one process ends
     return output
 
 

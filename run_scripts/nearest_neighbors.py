@@ -36,13 +36,12 @@ from modeling_elmo.run_scripts.program.data_files import (
     numbered_texts,
     table_rows,
 )
-from modeling_elmo.run_scripts.program.files import write_json
+from modeling_elmo.run_scripts.program.files import check_output, write_json
 from modeling_elmo.run_scripts.vectors.embedding import load_model_and_tokenizer
 from modeling_elmo.run_scripts.vectors.layer_sources import text_name
 from modeling_elmo.run_scripts.vectors.lines import to_line
 from modeling_elmo.run_scripts.vectors.neighbors import (
     WordUse,
-    check_json_output,
     check_layer,
     find_uses,
     format_neighbors,
@@ -85,7 +84,7 @@ class NeighborArguments:
     def __post_init__(self):
         if self.max_uses <= self.top_k:
             raise ValueError(f"--max_uses {self.max_uses}: pass more than --top_k {self.top_k}.")
-        check_json_output(self.output)
+        check_output(self.output, ".json")
         try:
             re.compile(self.word)
         except re.error as error:

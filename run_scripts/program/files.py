@@ -215,8 +215,13 @@ def refuse_folder_or_pipe(path: Path, passed: str):
         raise ValueError(f"{passed} is a pipe or a device, which cannot be read twice; pass a file.")
 
 
-def check_output(path: Path):
+def check_output(output: Path | str | None, suffix: str = ""):
     """Refuses an output that is a folder, or cannot be written, before the work is done. A pipe is written into."""
+    if output is None:
+        return
+    path = Path(output)
+    if not path.name.endswith(suffix):
+        raise ValueError(f"--output {path}: pass a file that ends in {suffix}.")
     if path.is_dir():
         raise IsADirectoryError(f"--output {path} is a folder; pass the name of a file, such as {path / 'a.json'}.")
     is_replaced = path.is_file() or not path.exists()

@@ -61,7 +61,7 @@ def join_processes() -> tuple[int, int]:
     return number, index
 
 
-def gathered(value: Any, number: int) -> list[Any]:
+def values_of_all(value: Any, number: int) -> list[Any]:
     """The values of all processes, when all have called this."""
     values = [value] * number
     try:

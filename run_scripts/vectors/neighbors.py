@@ -2,12 +2,10 @@
 
 import re
 from collections.abc import Iterable, Iterator, Sequence
-from pathlib import Path
 from typing import Any, NamedTuple, cast
 
 import numpy as np
 
-from modeling_elmo.run_scripts.program.files import check_output
 from modeling_elmo.run_scripts.vectors.embedding import LayerChoice, embed_sentences
 
 NAMED_LAYERS = ("top", "average", "mixed")
@@ -28,14 +26,6 @@ def in_context(words: Sequence[str], start: int, end: int, width: int) -> str:
     """Up to `width` words before, the words `start` to `end` in brackets, and up to `width` words after."""
     parts = words[max(0, start - width) : start], words[start:end], words[end : end + width]
     return "{} [{}] {}".format(*map(" ".join, parts)).strip()
-
-
-def check_json_output(path: str | None):
-    if path is None:
-        return
-    if Path(path).suffix != ".json":
-        raise ValueError(f"--output {path}: pass a file that ends in .json; the map is written beside it.")
-    check_output(Path(path))
 
 
 def check_layer(layer: str, num_layers: int, option: str = "--layer"):
