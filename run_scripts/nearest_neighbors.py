@@ -124,8 +124,8 @@ def main(arguments: list[str] | None = None) -> dict[str, Any]:
     words = (words_of(text, splitter.words) for text in texts)
     all_uses = list(find_uses(words, parsed.word))
     if len(all_uses) <= parsed.top_k:
-        found = f"The text has {len(all_uses)} use(s) of {parsed.word!r}, too few for --top_k {parsed.top_k}"
-        raise ValueError(f"{found}. Pass more text, another --word, or a smaller --top_k.")
+        counted = f"The text has {len(all_uses)} use(s) of {parsed.word!r}, too few for --top_k {parsed.top_k}"
+        raise ValueError(f"{counted}. Pass more text, another --word, or a smaller --top_k.")
     nearest_by_file = [] if parsed.word_vectors is None else words_in_file(parsed.word_vectors, parsed.word)
     uses, queries = sample_uses(all_uses, parsed.max_uses, parsed.queries, parsed.seed)
     vectors = normalize(use_vectors(uses, model, tokenizer, parsed.layer))

@@ -302,7 +302,6 @@ def cosine_lines(
 
 
 def use_table(found: SimilarUses) -> Styler:
-    """The uses nearest to the chosen one."""
     rows = [(cosine, str(found.uses[near])) for near, cosine in found.nearest]
     table = pd.DataFrame(rows, columns=["cosine", "nearest uses in other sentences"])
     return table.style.map(shaded, subset="cosine").format("{:.2f}", subset="cosine")

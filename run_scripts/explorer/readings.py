@@ -53,8 +53,6 @@ LabelledSpan = tuple[int, int, str]  # start, end and label
 
 @dataclass(frozen=True)
 class OpenModel:
-    """A model to explore."""
-
     name: str  # on the Hub, or of its folder
     model: Any
     tokenizer: Any

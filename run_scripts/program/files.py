@@ -124,7 +124,6 @@ def dataset_texts(
 
 
 def refuse_dataset_options(arguments: DatasetArguments):
-    """Refuses options of a data set if there is none."""
     if arguments.dataset is None:
         refuse_unread(arguments, ("dataset_config", "split", "streaming"), "without --dataset; leave it out.")
 
@@ -237,7 +236,6 @@ def write_lines(path: Path, lines: Iterable[str]):
 
 
 def write_json(path: Path, value: Any):
-    """Writes a JSON file with `write_lines`."""
     write_lines(path, [json.dumps(value, indent=1, ensure_ascii=False)])
 
 

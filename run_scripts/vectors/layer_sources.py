@@ -39,8 +39,6 @@ class LayerSourceArguments:
 
 
 class LayerSource(NamedTuple):
-    """Vectors of one kind."""
-
     read: Callable[[Sentences, str], Iterator[np.ndarray]]  # layers `(layers, words, width)` of a file's sentences
     names: Callable[[int], list[str]]  # of a number of layers
     average: str = "average"  # the name of the average of the layers

@@ -113,8 +113,8 @@ class ELMoPipe(Pipe):
             self.add_hooks(doc).tensor = np.zeros((len(doc), model.config.hidden_size), np.float32)
         sentences = [(doc, words) for doc in docs for words in words_of_sentences(doc)]
         if (longest := max((len(words) for _, words in sentences), default=0)) > self.batch_tokens:
-            found = f"A sentence has {longest:,} words, more than batch_tokens ({self.batch_tokens:,})"
-            logger.warning_once(f'{found}. To split documents: nlp.add_pipe("sentencizer", before="elmo").')
+            longer = f"A sentence has {longest:,} words, more than batch_tokens ({self.batch_tokens:,})"
+            logger.warning_once(f'{longer}. To split documents: nlp.add_pipe("sentencizer", before="elmo").')
         texts = ([word.text for word in words] for _, words in sentences)
         found = layer_vectors(texts, model, tokenizer, self.layer, self.batch_tokens)
         for (doc, words), vectors in zip(sentences, found, strict=True):
