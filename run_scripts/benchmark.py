@@ -60,8 +60,7 @@ class BenchmarkArguments:
     output: str | None = option(None, "JSON file for all figures and their conditions.")
 
     def __post_init__(self):
-        if self.output is not None:
-            check_output(Path(self.output))
+        check_output(self.output)
         if self.device != "cpu" and self.parts == [*BENCHMARK_PARTS]:  # the default
             self.parts = [*DEVICE_PARTS]
         if self.device != "cpu" and ({*self.parts} - {*DEVICE_PARTS} or self.against or self.peer):

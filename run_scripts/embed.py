@@ -26,24 +26,23 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
+import torch
 from tqdm.auto import tqdm
 from transformers.utils import logging
 
 from modeling_elmo.run_scripts.program.command_line import ProgramParser, option, run
-from modeling_elmo.run_scripts.program.files import TextArguments
-from modeling_elmo.run_scripts.program.processes import ProcessGroup, sole_run
+from modeling_elmo.run_scripts.program.files import TextArguments, digest
+from modeling_elmo.run_scripts.program.processes import join_processes, sole_run, values_of_all
 from modeling_elmo.run_scripts.vectors.embedding import (
     BATCHES_PER_BLOCK,
     LayerChoice,
     PoolingChoice,
     StoredDtype,
     embed_block,
-    is_trained,
     load_model_and_tokenizer,
-    weights_checksum,
 )
 from modeling_elmo.run_scripts.vectors.lines import LineUnit, open_lines
-from modeling_elmo.run_scripts.vectors.outputs import PartsFolder, find_writer, parts_folder
+from modeling_elmo.run_scripts.vectors.outputs import PartsFolder, find_writer
 
 logger = logging.get_logger(__name__)
 
@@ -53,20 +52,14 @@ class EmbedArguments(TextArguments):
     model: str = option(..., "Folder or Hub name of any ELMo model.")
     output: str = option(..., "New file: .hdf5, .h5 or .parquet.")
     input: str | None = option(
-        None,
-        "UTF-8 file. .txt, .jsonl, .csv, .tsv: a sentence per line or record; .conll, .conllu: a word per "
-        "line; .fasta, .fa, .faa: FASTA. Also .gz or .zst.",
+        None, "File: .txt, .jsonl, .csv, .tsv, .conll, .conllu; .fasta, .fa, .faa: FASTA. Also .gz or .zst."
     )
     raw_text: bool = option(False, "Split sentences with the model's tokenizer. Default: at spaces only.")
     unit: LineUnit = option("word", "Token: a word, or each letter of a text. FASTA is always read by letters.")
-    layers: LayerChoice = option(
-        "all", "All layers, the top layer, their average or sum, or the learned mix of the model."
-    )
+    layers: LayerChoice = option("all", "All layers, the top layer, their average or sum, or the model's learned mix.")
     pooling: PoolingChoice = option("none", "One vector per sentence: the mean or the maximum over its words.")
     dtype: StoredDtype = option("float32", "Type of the vectors in the output file.")
-    compute_dtype: Literal["float32", "bfloat16", "int8"] = option(
-        "float32", "Type in which the model computes; int8: linear layers of the biLM in 8 bits, on CPU."
-    )
+    compute_dtype: Literal["float32", "bfloat16", "int8"] = option("float32", "Type of the computation; int8: on CPU.")
     batch_tokens: int = option(4096, "Maximum tokens per batch, including markers and padding.")
     device: str | None = option(None, "Device. Default: cuda if available, else cpu.")
     forget_sentences: bool = option(False, "Leave `sentence_to_index`, which holds the whole text, out of HDF5.")
@@ -85,32 +78,36 @@ def main(arguments: list[str] | None = None) -> Path:
     model, tokenizer = load_model_and_tokenizer(
         parsed.model, parsed.device, parsed.trust_remote_code, parsed.compute_dtype
     )
-    if parsed.layers == "mixed" and not is_trained(model.scalar_mix):
+    mix = model.scalar_mix
+    if parsed.layers == "mixed" and mix.mode == "learned" and not (mix.weights.any() or (mix.gamma != 1).any()):
         [saved_as] = model.config.architectures or [type(model).__name__]
         is_bilm = saved_as in ("ELMoModel", "ELMoForPreTraining")
         reason = "was never trained" if is_bilm else f"is a part of its {saved_as}, and not read here"
         logger.warning(f"The mix of {parsed.model} {reason}: the vectors are the average of the layers.")
     choices = {name: getattr(parsed, name) for name in ("layers", "pooling", "dtype")}
-    computed_by = {"compute_dtype": parsed.compute_dtype, "weights": weights_checksum(model)}
+    weights = (tensor.flatten().view(torch.uint8).cpu().numpy() for tensor in model.state_dict().values())
+    computed_by = {"compute_dtype": parsed.compute_dtype, "weights": digest(weights)}
     settings = {**choices, "raw_text": parsed.raw_text, "unit": parsed.unit, **computed_by}
-    with ProcessGroup() as group, sole_run(parts_folder(output), "--output", group.is_main):
-        parts = PartsFolder(output, settings, BATCHES_PER_BLOCK * parsed.batch_tokens)
-        if group.is_main:
+    parts = PartsFolder(output, settings, BATCHES_PER_BLOCK * parsed.batch_tokens)
+    processes, index = join_processes()
+    is_main = index == 0
+    with sole_run(parts.folder, "--output", is_main):
+        if is_main:
             parts.resume()
-        parts.follow(group.gathered(parts)[0])
-        with tqdm(desc=output.name, unit=" lines", total=total, disable=not group.is_main) as bar:
+        parts.follow(values_of_all(parts, processes)[0])
+        with tqdm(desc=output.name, unit=" lines", total=total, disable=not is_main) as bar:
             for number, (first, block_lines) in enumerate(parts.blocks(lines())):
                 # Every n-th block on each of n processes.
-                if number % group.number == group.index and not parts.has(first, block_lines):
+                if number % processes == index and not parts.has(first, block_lines):
                     block = embed_block(block_lines, model, tokenizer, batch_tokens=parsed.batch_tokens, **choices)
                     parts.save(first, block)
                 bar.update(len(block_lines))  # the pace of this process for all
-        parts.compare(group.gathered(parts))
+        parts.compare(values_of_all(parts, processes))
         if not parts.num_lines:
             raise ValueError(f"{parsed.input or parsed.dataset} is empty: pass a text with at least one line.")
-        if group.is_main:
+        if is_main:
             parts.assemble(write_output, keep_sentences=not parsed.forget_sentences)
-        group.gathered(None)  # the launcher may stop the others when one process ends
+        values_of_all(None, processes)  # the launcher may stop the others when one process ends
     return output
 
 

@@ -7,29 +7,58 @@ computer only, unless you pass `--server_name`. Ctrl-C stops it. `--space FOLDER
 instead.
 """
 
+import shutil
 import socket
+from collections.abc import Sequence
 from dataclasses import dataclass
+from importlib.metadata import version
 from pathlib import Path
 
-from modeling_elmo.run_scripts.explorer.space import write_space
+from modeling_elmo import __version__
+from modeling_elmo.conversion.files import staged
+from modeling_elmo.run_scripts.pretraining.corpus import find_files
 from modeling_elmo.run_scripts.program.command_line import ProgramParser, option, run
-from modeling_elmo.run_scripts.program.files import require
+from modeling_elmo.run_scripts.program.files import MODEL_FILES, check_model, require
 
 LOCAL = "127.0.0.1"  # no other computer can reach it
 EVERY_ADDRESS = ("0.0.0.0", "::")
+# The card and the program of a Space.
+README = """---
+title: ELMo explorer
+emoji: 🔎
+colorFrom: blue
+colorTo: yellow
+sdk: gradio
+sdk_version: {gradio}
+app_file: app.py
+{models}---
+
+What ELMo models know of words and sentences: {names}. `elmo explore --space` of
+[modeling_elmo](https://pypi.org/project/modeling-elmo) wrote this Space.
+"""
+APP = '''"""The explorer of ELMo models."""
+
+from pathlib import Path
+
+from modeling_elmo.run_scripts.explorer.page import LAUNCH_OPTIONS, build_page
+
+HERE = Path(__file__).parent
+demo = build_page(
+    models=[{models}],
+    corpus=[{corpus}],
+    trust_remote_code={trust_remote_code},
+)
+
+if __name__ == "__main__":
+    demo.launch(**LAUNCH_OPTIONS)
+'''
 
 
 @dataclass(kw_only=True)
 class ExploreArguments:
-    corpus: list[str] = option(
-        [], "Text files, folders or patterns, one sentence a line, in which to find uses of a word."
-    )
+    corpus: list[str] = option([], "Files, folders or patterns, one sentence a line, in which to find uses of a word.")
     port: int | None = option(None, "Port of the page. Default: the first free one from 7860.")
-    server_name: str = option(
-        LOCAL,
-        "Name or address of this computer under which others reach the page; 0.0.0.0: all its addresses. "
-        "Default: none.",
-    )
+    server_name: str = option(LOCAL, "Name or address for others; 0.0.0.0: all of this computer. Default: none.")
     space: str | None = option(None, "Empty folder to write as a Space, instead of serving.")
     trust_remote_code: bool = option(False, "Run code from the folders of the models.")
 
@@ -38,10 +67,8 @@ class ExploreArguments:
             family, *_, address = socket.getaddrinfo(self.server_name, 0)[0]
             socket.create_server((address[0], self.port or 0), family=family).close()
         except (OSError, OverflowError, UnicodeError) as error:
-            raise ValueError(
-                f"--server_name {self.server_name}, --port {self.port} cannot be opened ({error}). Pass an address of "
-                "this computer, or 0.0.0.0, and a free port."
-            ) from error
+            reason = f"--server_name {self.server_name}, --port {self.port} cannot be opened ({error})"
+            raise ValueError(f"{reason}. Pass an address of this computer, and a free port.") from error
 
 
 def main(arguments: list[str] | None = None) -> None:
@@ -64,6 +91,38 @@ def main(arguments: list[str] | None = None) -> None:
     page.launch(**LAUNCH_OPTIONS | options, prevent_thread_lock=True, quiet=True)
     print(f"Open {page.local_url} in a browser. Ctrl-C stops the explorer.", flush=True)
     page.block_thread()
+
+
+def write_space(folder: Path, models: Sequence[str], corpus: Sequence[str] = (), trust_remote_code: bool = False):
+    """Writes the folder of a Space. Local models and the corpus are copied; names on the Hub stay names."""
+    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        raise FileExistsError(f"--space {folder} is not empty; pass a new folder.")
+    for name in models:
+        check_model(name)
+    local = {name: Path(name).resolve() for name in models if Path(name).is_dir()}
+    texts = [Path(file) for pattern in corpus for file in find_files(pattern)]
+    copies = [path.name for path in (*local.values(), *texts)]
+    if len(set(copies)) < len(copies):
+        raise ValueError(f"Two models or texts have one name: {', '.join(copies)}. Rename one.")
+    hub = "".join(f"- {name}\n" for name in models if name not in local)
+    names = ", ".join(local[name].name if name in local else name for name in models)
+    card = README.format(gradio=version("gradio"), models=hub and f"models:\n{hub}", names=names)
+    program = APP.format(
+        models=", ".join(f"str(HERE / {local[name].name!r})" if name in local else repr(name) for name in models),
+        corpus=", ".join(f"str(HERE / {text.name!r})" for text in texts),
+        trust_remote_code=trust_remote_code,
+    )
+    with staged(folder) as unfinished:
+        unfinished.mkdir()
+        for source in local.values():
+            (unfinished / source.name).mkdir()
+            for file in {file for pattern in MODEL_FILES for file in source.glob(pattern)}:
+                shutil.copy(file, unfinished / source.name)  # of a link, the file
+        for text in texts:
+            shutil.copy(text, unfinished)
+        (unfinished / "README.md").write_text(card, encoding="utf-8")
+        (unfinished / "requirements.txt").write_text(f"modeling-elmo[explore,coref]=={__version__}\n", encoding="utf-8")
+        (unfinished / "app.py").write_text(program, encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -36,13 +36,12 @@ from modeling_elmo.run_scripts.program.data_files import (
     numbered_texts,
     table_rows,
 )
-from modeling_elmo.run_scripts.program.files import write_json
+from modeling_elmo.run_scripts.program.files import check_output, write_json
 from modeling_elmo.run_scripts.vectors.embedding import load_model_and_tokenizer
 from modeling_elmo.run_scripts.vectors.layer_sources import text_name
 from modeling_elmo.run_scripts.vectors.lines import to_line
 from modeling_elmo.run_scripts.vectors.neighbors import (
     WordUse,
-    check_json_output,
     check_layer,
     find_uses,
     format_neighbors,
@@ -71,17 +70,11 @@ LEAST_USES = 2  # of a group: one has no distance within
 class NeighborArguments:
     word: str = option(..., "Word, or a regular expression for several forms: 'plays?|played'.")
     model: str = option(..., "Folder or Hub name of an ELMo model.")
-    word_vectors: str | None = option(
-        None,
-        "File of word vectors, in the text format of GloVe, word2vec or fastText: the nearest words of its "
-        "first word that fits --word are shown, too.",
-    )
+    word_vectors: str | None = option(None, "Text file of word vectors, in which to find the nearest words, too.")
     layer: str = option("top", "Layer: top, average, mixed, or a number (0 is the token layer).")
     queries: int = option(4, "Number of uses to show with their neighbors.")
     top_k: int = option(2, "Number of neighbors per use, or of typical uses per group.")
-    max_uses: int = option(
-        2000, "Maximum number of uses to compare, of each group if there are groups; drawn at random."
-    )
+    max_uses: int = option(2000, "Maximum number of uses to compare, in all or per group; drawn at random.")
     seed: int = option(0, "Seed of the drawn uses.")
     raw_text: bool = option(False, "Split lines with the model's tokenizer. Default: at spaces.")
     output: str | None = option(None, "JSON file for the table; the picture is a .png beside it.")
@@ -91,22 +84,19 @@ class NeighborArguments:
     def __post_init__(self):
         if self.max_uses <= self.top_k:
             raise ValueError(f"--max_uses {self.max_uses}: pass more than --top_k {self.top_k}.")
-        check_json_output(self.output)
+        check_output(self.output, ".json")
         try:
             re.compile(self.word)
         except re.error as error:
-            raise ValueError(
-                f"--word {self.word} is not a regular expression ({error}); put \\ before signs such as . ( *"
-            ) from None
+            reason = f"--word {self.word} is not a regular expression ({error})"
+            raise ValueError(f"{reason}; put \\ before signs such as . ( *") from None
 
 
 @dataclass(kw_only=True)
 class GroupArguments:
     _argument_group_name = "options of groups"
 
-    group_by: str | None = option(
-        None, "Column of tables (.tsv, .csv, .jsonl) with the group, such as year; file: each is a group."
-    )
+    group_by: str | None = option(None, "Column of tables with the group, such as year; file: each is a group.")
     text_column: str = option("text", "Column of tables, or key of .jsonl, with the text or the list of its words.")
     bin_width: float | None = option(None, "Width of the bins of numeric groups: 10 makes decades of years.")
     min_uses: int = option(10, "Minimum uses of a group; smaller groups are left out.")
@@ -134,10 +124,8 @@ def main(arguments: list[str] | None = None) -> dict[str, Any]:
     words = (words_of(text, splitter.words) for text in texts)
     all_uses = list(find_uses(words, parsed.word))
     if len(all_uses) <= parsed.top_k:
-        raise ValueError(
-            f"The text has {len(all_uses)} use(s) of {parsed.word!r}, too few for --top_k {parsed.top_k}. Pass more "
-            "text, another --word (a regular expression for its forms), or a smaller --top_k."
-        )
+        counted = f"The text has {len(all_uses)} use(s) of {parsed.word!r}, too few for --top_k {parsed.top_k}"
+        raise ValueError(f"{counted}. Pass more text, another --word, or a smaller --top_k.")
     nearest_by_file = [] if parsed.word_vectors is None else words_in_file(parsed.word_vectors, parsed.word)
     uses, queries = sample_uses(all_uses, parsed.max_uses, parsed.queries, parsed.seed)
     vectors = normalize(use_vectors(uses, model, tokenizer, parsed.layer))
@@ -172,10 +160,8 @@ def find_change(
     kept = {name: uses for name, uses in all_uses.items() if len(uses) >= groups.min_uses}
     if len(kept) < 2:
         counts = ", ".join(f"{name} {len(uses)}" for name, uses in all_uses.items()) or "none"
-        raise ValueError(
-            f"--group_by {groups.group_by} needs two groups with at least {groups.min_uses} uses of {parsed.word!r} "
-            f"(--min_uses), but the uses are: {counts}. Pass more text, another column, or a larger --bin_width."
-        )
+        wanted = f"needs two groups with --min_uses {groups.min_uses} of {parsed.word!r}"
+        raise ValueError(f"--group_by {groups.group_by} {wanted}; found: {counts}. Pass more text, or larger groups.")
     uses = {name: sample_uses(each, parsed.max_uses, 0, parsed.seed)[0] for name, each in kept.items()}
     together = use_vectors([use for each in uses.values() for use in each], model, tokenizer, parsed.layer)
     ends = np.cumsum([len(each) for each in uses.values()])

@@ -37,8 +37,7 @@ class PerplexityArguments(HeldOutArguments):
         check_context(self, self.context, {context: [size] for context, size in BATCH_SIZES.items()})
         if self.validation_file and self.dataset is not None:
             raise ValueError("Received --validation_file and --dataset; pass one of them.")
-        if self.output:
-            check_output(Path(self.output))
+        check_output(self.output)
 
 
 def main(arguments: list[str] | None = None) -> Perplexity:

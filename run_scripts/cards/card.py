@@ -57,7 +57,6 @@ def write_card_facts(folder: Path, arguments: CardArguments) -> bool:
 
 
 def write_result(folder: Path, name: str, result: Any):
-    """Writes `results/{name}.json`."""
     write_json(folder / "results" / f"{name}.json", result)
 
 

@@ -229,7 +229,6 @@ def draw_map(vectors: np.ndarray, groups: Mapping[str, Sequence[int]]):
 
 
 def draw_plane(axis, vectors: np.ndarray, groups: Mapping[str, Sequence[int]], size: int = 36):
-    """The points of `draw_map`."""
     points, shares = principal_plane(vectors)
     axis.scatter(*points.T, s=10, color="0.8", label="_")
     for index, (label, rows) in enumerate(groups.items()):

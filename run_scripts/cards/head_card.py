@@ -48,15 +48,13 @@ def write_head_card(folder: Path, name: str, record: dict[str, Any] | None = Non
         "network": head_class.network_name(config),
         "elmo_placement": head_class.resolve_elmo_placement(config) if config.use_elmo else None,
         "labels": None if tag in WITHOUT_LABELS else shown_labels(config, tag),
-        "is_pair": tag == "text-classification" and config.classifier == "esim",
+        "is_pair": "text_pair" in record["columns"] if record else config.classifier == "esim",
         "record": record,
         "settings": record.get("settings", {}),
         "metrics": list(dict.fromkeys(name for split in splits for name in numbers_on(record, split))),
         "best_was_selected": "validation" in splits and record["settings"]["load_best_model_at_end"],
         "layer_names": layer_names,
     }
-    if record:
-        values["is_pair"] = "text_pair" in record["columns"]
     return write_card(folder, name.rpartition("/")[2], "head_card.md", metadata, values)
 
 

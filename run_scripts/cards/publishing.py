@@ -200,8 +200,6 @@ def push(folder: Path, repo_id: str, message: str, private: bool | None = None, 
         names = list(map(glob.escape, paths))  # the Hub's client reads them as patterns
         api.upload_folder(repo_id=repo.repo_id, folder_path=folder, commit_message=message, allow_patterns=names)
     except Exception as error:  # the class of a broken connection depends on the library behind the client
-        raise OSError(
-            f"The upload to {repo_id} failed: {error}\nThe repository is unchanged, for the commit is the last step. "
-            "Upload the folder again with `elmo push`."
-        ) from error
+        advice = "The repository is unchanged. Upload the folder again with `elmo push`."
+        raise OSError(f"The upload to {repo_id} failed: {error}\n{advice}") from error
     print(f"Uploaded to {repo}")

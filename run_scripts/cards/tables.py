@@ -10,7 +10,7 @@ The name of an arm may end in `@` and a share of the training data: `elmo@0.1`.
 
 import re
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -50,7 +50,7 @@ def by_arm(records: Sequence[RunRecord]) -> dict[str, list[RunRecord]]:
         if len(set(seeds)) < len(seeds):
             raise ValueError(f"Arm {arm!r} has the seeds {seeds}; pass one record for each seed.")
         names = [{f"{split} {name}" for split in run["metrics"] for name in numbers_on(run, split)} for run in runs]
-        if different := sorted(set.union(*names) - set.intersection(*names)):
+        if different := sorted(names[0].union(*names) - names[0].intersection(*names)):
             raise ValueError(f"Arm {arm!r}: not all of the seeds {seeds} have {', '.join(different)}; run them again.")
     return arms
 
@@ -128,7 +128,7 @@ def score_cell(scores: Sequence[float], metric: str) -> str:
     return " ± ".join(format_score(value, metric) for value in mean_and_deviation(scores)[: len(scores)])
 
 
-def mean_and_deviation(scores: Sequence[float]) -> tuple[float, float]:
+def mean_and_deviation(scores: Sequence[float] | np.ndarray) -> tuple[float, float]:
     """The mean, NaN without scores, and the sample standard deviation, 0 of one score."""
     if not len(scores):
         return np.nan, 0.0
@@ -255,12 +255,12 @@ def sense_table(senses: dict[str, Any], paper: dict[str, Any] | None = None) -> 
 
 def probe_table(found: dict[str, Any], paper: dict[str, Any] | None = None) -> str:
     """The result of `elmo probe`: a row per layer and baseline, a column per split and of the paper."""
-    metric, splits = found["metric"], [split for split in ("validation", "test") if split in found]
+    metric, splits = found["metric"], [split for split in SPLITS[1:] if split in found]
     scores = {split: {name: each[metric] for name, each in found[split]["scores"].items()} for split in splits}
     return percent_table(metric, scores, paper)
 
 
-def percent_table(corner: str, columns: dict[str, dict[str, float]], paper: dict[str, Any] | None) -> str:
+def percent_table(corner: str, columns: Mapping[str, dict[str, float]], paper: dict[str, Any] | None) -> str:
     """Columns of scores by the name of their row, in percent; the paper's scores are shown as they are."""
     names = dict.fromkeys(name for scores in columns.values() for name in scores)
     rows = [[corner, *columns]]

@@ -1,8 +1,10 @@
-"""The explorer's page in the browser: a thin layer of Gradio over the readings."""
+"""The explorer's page in the browser: a thin layer of Gradio over the readings. Every text of a user is escaped."""
 
+import math
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import wraps
+from html import escape
 from statistics import mean
 from typing import Any
 
@@ -10,12 +12,15 @@ from typing import Any
 os.environ.update(GRADIO_ANALYTICS_ENABLED="False", GRADIO_RUN_HISTORY="False")
 
 import gradio as gr  # noqa: E402 (after the lines above)
+import numpy as np  # noqa: E402
 import pandas as pd  # noqa: E402
+from pandas.io.formats.style import Styler  # noqa: E402
 from starlette.middleware import Middleware  # noqa: E402
 from starlette.middleware.trustedhost import TrustedHostMiddleware  # noqa: E402
 
-from modeling_elmo.run_scripts.explorer import markup, readings  # noqa: E402
-from modeling_elmo.run_scripts.explorer.readings import OpenModel, open_model  # noqa: E402
+from modeling_elmo.prediction_elmo import Prediction  # noqa: E402
+from modeling_elmo.run_scripts.explorer import readings  # noqa: E402
+from modeling_elmo.run_scripts.explorer.readings import Expectation, OpenModel, SimilarUses, open_model  # noqa: E402
 from modeling_elmo.run_scripts.pretraining.corpus import Corpus  # noqa: E402
 
 TITLE = "ELMo explorer"
@@ -39,6 +44,21 @@ CLICK = """element.addEventListener("click", event => {
 QUEUED = {"trigger_mode": "always_last", "concurrency_id": "models", "concurrency_limit": 1}
 MAP_COLORS = {"other uses": "#b8b8b8", "nearest uses": "#0072B2", "chosen use": "#D55E00"}
 LOCAL_NAMES = ["127.0.0.1", "localhost", "[::1]"]
+BLUE, ORANGE = "0, 114, 178", "213, 94, 0"  # of Okabe and Ito's palette, as in our figures
+MOST_BITS = 16.0  # a surprise with the full colour
+# Colours are transparent, so that the text is readable in the light and in the dark theme.
+CSS = """
+.elmo-line { display: flex; flex-wrap: wrap; gap: 4px; margin-bottom: 14px; }
+.elmo-word { text-align: center; font-size: 13px; line-height: 22px; min-width: 46px; }
+.elmo-word span { display: block; padding: 0 6px; }
+.elmo-word b, .elmo-word button { display: block; width: 100%; font-size: 15px; font-weight: 600; padding: 0 6px; }
+.elmo-word b, .elmo-word button { height: 26px; line-height: 26px; margin: 0; }
+.elmo-word button { cursor: pointer; border-radius: 4px; }
+.elmo-word button:hover { text-decoration: underline; }
+.elmo-word button[aria-pressed=true] { background: var(--body-text-color); color: var(--body-background-fill); }
+.elmo-key { text-align: right; opacity: 0.7; }
+.elmo-note { opacity: 0.75; font-size: 14px; }
+"""
 
 
 def answering(*names: str) -> dict[str, Any]:
@@ -58,7 +78,7 @@ LAUNCH_OPTIONS: dict[str, Any] = {
     "ssr_mode": False,
     "footer_links": ["api"],
     "app_kwargs": answering(*["*"] if gr.utils.get_space() else []),  # a Space has names of its own
-    "css": markup.CSS,
+    "css": CSS,
     "theme": gr.themes.Soft(font=["system-ui", "sans-serif"], font_mono=["monospace"]),
 }
 
@@ -82,7 +102,7 @@ def build_page(models: Sequence[str], corpus: Sequence[str] = (), trust_remote_c
     opened = [open_model(name, trust_remote_code) for name in models]
     bilms, heads = ([each for each in opened if (each.task is None) == is_bilm] for is_bilm in (True, False))
     with gr.Blocks(title=TITLE, analytics_enabled=False) as page:
-        gr.HTML(f"<h1>{TITLE}</h1>" + "<br>".join(map(markup.model_line, opened)))
+        gr.HTML(f"<h1>{TITLE}</h1>" + "<br>".join(map(model_line, opened)))
         with gr.Tabs():
             if bilms:
                 add_uses_tab(page, bilms, text)
@@ -149,13 +169,13 @@ def uses_of(
     text = text or ""
     names = readings.named_words(opened, text)
     if not any(word in line for line in names):
-        return [markup.note(f"{opened.name} reads no word “{word}” in this text."), None, *use_map(None)]
+        return [note(f"{opened.name} reads no word “{word}” in this text."), None, *use_map(None)]
     lines = readings.layer_cosines(opened, text, word)
     found = readings.similar_uses(opened, text, word, layer, corpus)
-    return [markup.cosine_lines(opened.layers, lines, names, word), markup.use_table(found), *use_map(found)]
+    return [cosine_lines(opened.layers, lines, names, word), use_table(found), *use_map(found)]
 
 
-def use_map(found: readings.SimilarUses | None) -> tuple[gr.ScatterPlot, str]:
+def use_map(found: SimilarUses | None) -> tuple[gr.ScatterPlot, str]:
     """The uses in their plane, and its caption; hidden if there are fewer than three, because two points are a line."""
     if found is None or len(found.uses) < 3:
         axes = {"x": "first component", "y": "second component", "color": "group", "tooltip": ["use"]}
@@ -167,12 +187,12 @@ def use_map(found: readings.SimilarUses | None) -> tuple[gr.ScatterPlot, str]:
     table = pd.DataFrame({**columns, "group": groups.values(), "use": list(map(str, found.uses))})
     colors = pd.DataFrame({"group": MAP_COLORS.keys()})  # without a place, so that they are not drawn
     shares = " and ".join(f"{share:.0%} by the {name}" for name, share in zip(columns, found.shares, strict=True))
-    return gr.ScatterPlot(pd.concat([colors, table]), visible=True), markup.note(f"Variance explained: {shares}.")
+    return gr.ScatterPlot(pd.concat([colors, table]), visible=True), note(f"Variance explained: {shares}.")
 
 
 def add_expectations_tab(page: gr.Blocks, bilms: list[OpenModel]):
     def expect(text: str):
-        return [markup.expectation_table(readings.expectations(each, text)) for each in bilms if each.predicts]
+        return [expectation_table(readings.expectations(each, text)) for each in bilms if each.predicts]
 
     with gr.Tab("What the model expects"):
         gr.Markdown(
@@ -217,7 +237,7 @@ def add_weights_tab(heads: list[OpenModel]):
         with gr.Row():
             for each in heads:
                 with gr.Column(min_width=420):
-                    gr.HTML(markup.model_line(each))
+                    gr.HTML(model_line(each))
                     for place, (shares, gamma) in readings.mixes_of(each).items():
                         table = pd.DataFrame({"layer": each.layers, "share": shares})
                         title = f"ELMo at the {place} of the network, gamma {gamma:.2f}"
@@ -245,3 +265,67 @@ def friendly(function: Callable) -> Callable:
             raise gr.Error(str(error), print_exception=False) from error
 
     return shown
+
+
+def shaded(value: float, most: float = 1.0, positive: str = BLUE) -> str:
+    """The background of a value: none for 0, strongest from `most` on, another colour below 0."""
+    return f"background: rgba({positive if value >= 0 else ORANGE}, {0.7 * min(abs(value) / most, 1):.2f})"
+
+
+def note(text: str) -> str:
+    return f'<p class="elmo-note">{escape(text)}</p>'
+
+
+def model_line(opened: OpenModel) -> str:
+    config = opened.model.config
+    kind = "biLM" if opened.task is None else opened.task.replace("-", " ")
+    softmax = "" if opened.task or opened.predicts else ", without a softmax: it predicts no words"
+    size = f"{len(opened.layers)} layers of {config.hidden_size}{softmax}"
+    return f"<b>{escape(opened.name)}</b> <span class='elmo-note'>{kind}, {size}</span>"
+
+
+def cosine_lines(
+    layers: Sequence[str], lines: Iterable[tuple[Sequence[str], np.ndarray]], names: Sequence[Sequence[str]], name: str
+) -> str:
+    """Below each word its cosine with the chosen one in every layer; a word is a button that chooses it."""
+    key = '<div class="elmo-word elmo-key"><b>&nbsp;</b>' + "".join(f"<span>{layer}</span>" for layer in layers)
+    shown = ""
+    for (words, cosines_LW), line in zip(lines, names, strict=True):
+        shown += f'<div class="elmo-line">{key}</div>'
+        for word, each, cosines in zip(words, line, cosines_LW.T.tolist(), strict=True):
+            pressed = "true" if each == name else "false"
+            button = f'<button data-word="{escape(each)}" aria-pressed="{pressed}">{escape(word)}</button>'
+            cells = "".join(f'<span style="{shaded(cosine)}">{cosine:.2f}</span>' for cosine in cosines)
+            shown += f'<div class="elmo-word">{button}{cells}</div>'
+        shown += "</div>"
+    return shown
+
+
+def use_table(found: SimilarUses) -> Styler:
+    rows = [(cosine, str(found.uses[near])) for near, cosine in found.nearest]
+    table = pd.DataFrame(rows, columns=["cosine", "nearest uses in other sentences"])
+    return table.style.map(shaded, subset="cosine").format("{:.2f}", subset="cosine")
+
+
+def expectation_table(lines: Iterable[Sequence[Expectation]]) -> Styler:
+    """A row for each word, coloured by its surprise in each direction, with the expected words."""
+    rows = [
+        {
+            "word": each.word + ("" if each.is_known else "*"),
+            "bits": each.forward_bits,
+            "expected from the words before": shown_guesses(each.forward, each.word),
+            "bits, backward": each.backward_bits,
+            "expected from the words after": shown_guesses(each.backward, each.word),
+            "expected from both": shown_guesses(each.both, each.word),
+        }
+        for line in lines
+        for each in line
+    ]
+    table, bits = pd.DataFrame(rows).style, ["bits", "bits, backward"]
+    return table.map(lambda value: shaded(value, MOST_BITS, ORANGE), subset=bits).format("{:.1f}", subset=bits)
+
+
+def shown_guesses(guesses: Iterable[Prediction], word: str) -> str:
+    """Words with their probabilities; the word of the text is in brackets."""
+    pairs = ((f"[{word}]" if guess.word == word else guess.word, math.exp(guess.log_prob)) for guess in guesses)
+    return "  ".join(f"{text} {share:.1%}" for text, share in pairs)

@@ -53,8 +53,6 @@ LabelledSpan = tuple[int, int, str]  # start, end and label
 
 @dataclass(frozen=True)
 class OpenModel:
-    """A model to explore."""
-
     name: str  # on the Hub, or of its folder
     model: Any
     tokenizer: Any
@@ -226,10 +224,8 @@ def head_pieces(opened: OpenModel, text: str, question: str | None = "", second:
 
 def role_pieces(run: Any, lines: list[str]) -> list[Piece]:
     if (most := max(len(run.tokenizer.splitter.words(line)) for line in lines)) > LONGEST_SENTENCE:
-        raise ValueError(
-            f"A line has {most:,} words; for semantic roles, the explorer reads up to {LONGEST_SENTENCE} a line. Write "
-            "each sentence on a line of its own."
-        )
+        limit = f"semantic roles are read of up to {LONGEST_SENTENCE}"
+        raise ValueError(f"A line has {most:,} words; {limit}. Write each sentence on a line of its own.")
     shown: list[Piece] = []
     for line, found in zip(lines, run(lines), strict=True):
         for verb in found["verbs"]:

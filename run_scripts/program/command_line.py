@@ -111,7 +111,7 @@ class ProgramParser(HfArgumentParser):
         texts: dict[str, str] = {}
         self.titles: dict[str, str] = {}
         for base in chain.from_iterable(reversed(group.__mro__) for group in self.dataclass_types):
-            if is_dataclass(base):
+            if is_dataclass(base) and isinstance(base, type):
                 is_trainer = base.__module__.startswith("transformers.")
                 title = TRAINER_OPTIONS if is_trainer else vars(base).get("_argument_group_name", "options")
                 self.titles |= dict.fromkeys(get_annotations(base), title)

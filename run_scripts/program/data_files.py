@@ -156,7 +156,6 @@ def _parsed_row(text: str, location: str) -> Any:
 
 
 def _begins_with_row(path: Path) -> bool:
-    """Whether the first line is a row of JSON lines."""
     try:
         row = parse_json(next((line for _, line in numbered_lines(path) if line.strip()), ""), path)
     except ValueError:

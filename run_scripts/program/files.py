@@ -33,9 +33,7 @@ class DatasetArguments:
     dataset: str | None = option(None, "Data set to read instead of files: a folder or a name on the Hub.")
     dataset_config: str | None = option(None, "Configuration of the data set.")
     streaming: bool = option(False, "Read the data set while it is downloaded, without a copy on disk.")
-    text_column: str = option(
-        "text", "Column or key with the text or the list of its words; its number in .conll files (default: 1)."
-    )
+    text_column: str = option("text", "Column or key of the text or its words; in .conll, a number (default: 1).")
 
 
 @dataclass(kw_only=True)
@@ -126,7 +124,6 @@ def dataset_texts(
 
 
 def refuse_dataset_options(arguments: DatasetArguments):
-    """Refuses options of a data set if there is none."""
     if arguments.dataset is None:
         refuse_unread(arguments, ("dataset_config", "split", "streaming"), "without --dataset; leave it out.")
 
@@ -217,8 +214,13 @@ def refuse_folder_or_pipe(path: Path, passed: str):
         raise ValueError(f"{passed} is a pipe or a device, which cannot be read twice; pass a file.")
 
 
-def check_output(path: Path):
+def check_output(output: Path | str | None, suffix: str = ""):
     """Refuses an output that is a folder, or cannot be written, before the work is done. A pipe is written into."""
+    if output is None:
+        return
+    path = Path(output)
+    if not path.name.endswith(suffix):
+        raise ValueError(f"--output {path}: pass a file that ends in {suffix}.")
     if path.is_dir():
         raise IsADirectoryError(f"--output {path} is a folder; pass the name of a file, such as {path / 'a.json'}.")
     is_replaced = path.is_file() or not path.exists()
@@ -234,7 +236,6 @@ def write_lines(path: Path, lines: Iterable[str]):
 
 
 def write_json(path: Path, value: Any):
-    """Writes a JSON file with `write_lines`."""
     write_lines(path, [json.dumps(value, indent=1, ensure_ascii=False)])
 
 

@@ -53,33 +53,23 @@ def use_one_thread_if_forked():
         torch.set_num_threads(1)
 
 
-class ProcessGroup:
-    """A context of the processes that a launcher started, `torchrun` for example, or of this process alone."""
+def join_processes() -> tuple[int, int]:
+    """Joins the processes of a launcher, `torchrun` for example; returns their number and the index of this one."""
+    number, index = int(os.environ.get("WORLD_SIZE", 1)), int(os.environ.get("RANK", 0))
+    if number > 1:
+        dist.init_process_group("gloo", timeout=timedelta(days=30))  # shares of a corpus may take days
+    return number, index
 
-    def __init__(self):
-        self.number, self.index = int(os.environ.get("WORLD_SIZE", 1)), int(os.environ.get("RANK", 0))
-        self.is_main = self.index == 0
 
-    def __enter__(self) -> "ProcessGroup":
-        if self.number > 1:
-            dist.init_process_group("gloo", timeout=timedelta(days=30))  # shares of a corpus may take days
-        return self
-
-    def __exit__(self, *_):
-        if self.number > 1:
-            dist.destroy_process_group()
-
-    def gathered(self, value: Any) -> list[Any]:
-        """The values of all processes, when all have called this."""
-        values = [value] * self.number
-        try:
-            if self.number > 1:
-                dist.all_gather_object(values, value)
-        except RuntimeError as error:  # of gloo
-            raise ConnectionError(
-                f"Process {self.index} of {self.number} lost the others: one has ended. Run the same command again."
-            ) from error
-        return values
+def values_of_all(value: Any, number: int) -> list[Any]:
+    """The values of all processes, when all have called this."""
+    values = [value] * number
+    try:
+        if number > 1:
+            dist.all_gather_object(values, value)
+    except RuntimeError as error:  # of gloo
+        raise ConnectionError(f"One of {number} processes has ended. Run the same command again.") from error
+    return values
 
 
 def local_device(name: str | None = None, rank: int | None = None) -> torch.device:

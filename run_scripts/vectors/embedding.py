@@ -1,6 +1,5 @@
 """Vectors of many sentences, in batches of similar length."""
 
-import zlib
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import groupby
 from typing import Any, Literal, get_args
@@ -90,10 +89,8 @@ def embed_block(
             with np.errstate(over="ignore"):  # it is refused below
                 vectors[i] = pool_words(found[..., 1 : lengths[i] - 1, :], pooling).astype(dtype)
             if not np.isfinite(vectors[i]).all():
-                raise ValueError(
-                    f"Vectors of {lines[i].text!r:.80} are too large for {dtype}, or not numbers; pass dtype float32, "
-                    "or another model."
-                )
+                found = f"Vectors of {lines[i].text!r:.80} are too large for {dtype}, or not numbers"
+                raise ValueError(f"{found}; pass dtype float32, or another model.")
     return VectorBlock(lines, tokens, vectors)
 
 
@@ -154,15 +151,3 @@ def load_model_and_tokenizer(
         raise ValueError(f"--model {name} lacks weights: {', '.join(absent)}. Convert or train it first.")
     model = model.quantize() if int8 else model
     return model.eval().to(place), load_pretrained(AutoTokenizer, name, **trust)
-
-
-def is_trained(mix) -> bool:
-    return mix.mode != "learned" or bool(mix.weights.any() or (mix.gamma != 1).any())
-
-
-def weights_checksum(model) -> int:
-    """Identifies a model, so that no output mixes the vectors of two."""
-    value = 0
-    for tensor in model.state_dict().values():
-        value = zlib.crc32(tensor.flatten().view(torch.uint8).cpu().numpy(), value)
-    return value

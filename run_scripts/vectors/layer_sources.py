@@ -12,9 +12,8 @@ from tqdm.auto import tqdm
 from modeling_elmo.conversion.files import reading
 from modeling_elmo.run_scripts.cards.tables import layer_names
 from modeling_elmo.run_scripts.program.command_line import option
-from modeling_elmo.run_scripts.program.files import require, write_lines
+from modeling_elmo.run_scripts.program.files import check_output, require, write_lines
 from modeling_elmo.run_scripts.vectors.embedding import embed_sentences, load_model_and_tokenizer
-from modeling_elmo.run_scripts.vectors.neighbors import check_json_output
 from modeling_elmo.run_scripts.vectors.word_vectors import read_word_vectors
 
 Sentences = Sequence[Sequence[str]]
@@ -24,31 +23,22 @@ Sentences = Sequence[Sequence[str]]
 class LayerSourceArguments:
     model: str | None = option(None, "Folder or Hub name of an ELMo model.")
     vectors: str | None = option(
-        None,
-        "Folder with vectors from elsewhere: X.hdf5 for the file X, with an array (layers, words, width) or (words, "
-        "width) for each sentence, under its number from 0.",
+        None, "Folder of other vectors: X.hdf5 for the file X, with arrays (layers, words, width) under 0, 1, ..."
     )
     word_vectors: str | None = option(None, "File of word vectors without a context, in the text format of GloVe.")
-    write_sentences: str | None = option(
-        None,
-        "New folder for the sentences: X.txt for the file X, a line per sentence, with a space between words.",
-    )
+    write_sentences: str | None = option(None, "New folder for the sentences of the files X, one a line, as X.txt.")
     output: str | None = option(None, "JSON file for the figures.")
     device: str | None = option(None, "Device. Default: cuda if available, else cpu.")
     trust_remote_code: bool = option(False, "Run code from the model's folder.")
 
     def __post_init__(self):
-        check_json_output(self.output)
+        check_output(self.output, ".json")
         if (self.write_sentences is None) == (self.model is self.vectors is self.word_vectors is None):
-            raise ValueError(
-                "Pass --model, --vectors or --word_vectors, or nothing but --write_sentences; received --model "
-                f"{self.model}, --vectors {self.vectors}, --word_vectors {self.word_vectors}."
-            )
+            given = f"--model {self.model}, --vectors {self.vectors} and --word_vectors {self.word_vectors}"
+            raise ValueError(f"Received {given}. Pass one or more of them, or only --write_sentences.")
 
 
 class LayerSource(NamedTuple):
-    """Vectors of one kind."""
-
     read: Callable[[Sentences, str], Iterator[np.ndarray]]  # layers `(layers, words, width)` of a file's sentences
     names: Callable[[int], list[str]]  # of a number of layers
     average: str = "average"  # the name of the average of the layers
@@ -61,7 +51,8 @@ def layer_sources(arguments: LayerSourceArguments) -> list[LayerSource]:
         model, tokenizer = load_model_and_tokenizer(arguments.model, arguments.device, arguments.trust_remote_code)
         sources.append(LayerSource(partial(computed_layers, model, tokenizer), layer_names))
     if arguments.vectors is not None:
-        sources.append(LayerSource(StoredLayers(Path(arguments.vectors)), numbered_layers, "average of layers"))
+        read = partial(stored_layers, Path(arguments.vectors), [])
+        sources.append(LayerSource(read, numbered_layers, "average of layers"))
     if arguments.word_vectors is not None:
         found = read_word_vectors(arguments.word_vectors)
         rows = dict(zip(found.words, found.vectors, strict=True))
@@ -86,6 +77,27 @@ def static_layers(vectors: Mapping[str, np.ndarray], sentences: Sentences, file:
         yield np.reshape(rows, (1, len(words), len(none)))
 
 
+def stored_layers(folder: Path, sizes: list[int], sentences: Sentences, file: str) -> Iterator[np.ndarray]:
+    """From `X.hdf5` in a folder for the file `X`. The first sentence sets `sizes`: layers and width of all files."""
+    path = folder / f"{text_name(file)}.hdf5"
+    if not path.is_file():
+        raise FileNotFoundError(f"--vectors {folder} has no {path.name}, for {file}.")
+    require("h5py", "convert", path.name)
+    import h5py
+
+    with reading(path), h5py.File(path) as arrays:
+        for number, words in enumerate(tqdm(sentences, unit=" sentences", desc=Path(file).name)):
+            layers = np.asarray(arrays[str(number)])
+            layers = layers[None] if layers.ndim == 2 else layers
+            sizes[:] = sizes or layers.shape[::2]
+            wanted = (*sizes[:1], len(words), *sizes[1:])
+            is_numeric = layers.dtype.kind in "fiu" and np.isfinite(layers).all()
+            if not is_numeric or layers.shape != wanted or 0 in sizes:
+                found = f"{layers.dtype} of shape {layers.shape}; its sentence"
+                raise ValueError(f"array {number} is {found} needs finite numbers of shape {wanted}")
+            yield layers
+
+
 def text_name(file: str) -> str:
     """`X` of a file of words, such as `X.conllu`, `X.data.xml.gz`."""
     name = Path(file).name.removesuffix(".gz").removesuffix(".zst").removesuffix(".xml")
@@ -103,35 +115,3 @@ def write_sentences(folder: str, files: Mapping[str, str], sentences: Mapping[st
         print(f"{path}: {len(rows):,} sentences")
         paths[split] = str(path)
     return paths
-
-
-class StoredLayers:
-    """The layers of the sentences of files, from `X.hdf5` in a folder for the file `X`.
-
-    All files have one number of layers and one width: those of the first sentence that is read.
-    """
-
-    def __init__(self, folder: Path):
-        self.folder = folder
-        self.sizes: tuple[int, ...] = ()  # layers and width
-
-    def __call__(self, sentences: Sentences, file: str) -> Iterator[np.ndarray]:
-        path = self.folder / f"{text_name(file)}.hdf5"
-        if not path.is_file():
-            raise FileNotFoundError(f"--vectors {self.folder} has no {path.name}, for {file}.")
-        require("h5py", "convert", path.name)
-        import h5py
-
-        with reading(path), h5py.File(path) as arrays:
-            for number, words in enumerate(tqdm(sentences, unit=" sentences", desc=Path(file).name)):
-                layers = np.asarray(arrays[str(number)])
-                layers = layers[None] if layers.ndim == 2 else layers
-                self.sizes = self.sizes or layers.shape[::2]
-                wanted = (*self.sizes[:1], len(words), *self.sizes[1:])
-                is_numeric = layers.dtype.kind in "fiu" and np.isfinite(layers).all()
-                if not is_numeric or layers.shape != wanted or 0 in self.sizes:
-                    raise ValueError(
-                        f"array {number}, {layers.dtype}, has the shape {layers.shape}; the {len(words)} words of its "
-                        f"sentence need finite numbers in (layers, words, width), here {wanted}"
-                    )
-                yield layers

@@ -50,9 +50,7 @@ def open_lines(
     refuse_folder_or_pipe(path, f"--input {path}")
     kind, known = format_suffix(path), (*TEXT_SUFFIXES, *FASTA_SUFFIXES)
     if kind not in known and path.suffix.lower() == kind or kind == ".json":
-        raise ValueError(
-            f"--input {path}: unknown suffix {kind!r}; pass a file that ends in {', '.join(known)}, .gz or .zst."
-        )
+        raise ValueError(f"--input {path}: unknown suffix {kind!r}; pass {', '.join(known)}, .gz or .zst.")
     if kind in FASTA_SUFFIXES and is_raw_text:
         raise ValueError(f"--input {path} has sequences, whose tokens are single letters; leave out --raw_text.")
 
@@ -86,10 +84,7 @@ def fasta_records(path: Path) -> Iterator[InputLine]:
         if not line.startswith(">"):
             residues += (letters := "".join(line.split()))
             if letters and not (name and re.fullmatch(r"[A-Za-z*.-]+", letters)):
-                raise ValueError(
-                    f"{path}, line {number} is {line!r:.80}; below a header >NAME, write letters, *, and the gaps - "
-                    "and . only."
-                )
+                raise ValueError(f"{path}, line {number} is {line!r:.60}; below >NAME, write letters, *, - and . only.")
             continue
         if name and not residues:
             raise ValueError(f"{path}: the record {name!r:.80} has no residues; complete or remove it.")
@@ -102,10 +97,7 @@ def fasta_records(path: Path) -> Iterator[InputLine]:
         if not name.isprintable() or not name or "\r" in line:
             raise ValueError(f"{path}, line {number} is {line!r:.80}; write >NAME, and end the line in LF.")
         if (first := lines.setdefault(hdf5_name(name), number)) != number:
-            raise ValueError(
-                f"{path}, line {number}: line {first} has the name {name!r:.80} too (/ counts as _); the words after > "
-                "must differ."
-            )
+            raise ValueError(f"{path}, line {number}: line {first} has the name {name!r:.60} too (/ is _); change it.")
 
 
 def hdf5_name(name: str) -> str:

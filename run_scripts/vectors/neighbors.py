@@ -2,12 +2,10 @@
 
 import re
 from collections.abc import Iterable, Iterator, Sequence
-from pathlib import Path
 from typing import Any, NamedTuple, cast
 
 import numpy as np
 
-from modeling_elmo.run_scripts.program.files import check_output
 from modeling_elmo.run_scripts.vectors.embedding import LayerChoice, embed_sentences
 
 NAMED_LAYERS = ("top", "average", "mixed")
@@ -20,26 +18,14 @@ class WordUse(NamedTuple):
     words: Sequence[str]
     position: int
 
-    def in_context(self) -> tuple[str, str, str]:
+    def __str__(self) -> str:
         return in_context(self.words, self.position, self.position + 1, CONTEXT_WORDS)
 
-    def __str__(self) -> str:
-        return "{} [{}] {}".format(*self.in_context()).strip()
 
-
-def in_context(words: Sequence[str], start: int, end: int, width: int) -> tuple[str, str, str]:
-    """Up to `width` words before, the words `start` to `end`, and up to `width` words after."""
+def in_context(words: Sequence[str], start: int, end: int, width: int) -> str:
+    """Up to `width` words before, the words `start` to `end` in brackets, and up to `width` words after."""
     parts = words[max(0, start - width) : start], words[start:end], words[end : end + width]
-    before, between, after = map(" ".join, parts)
-    return before, between, after
-
-
-def check_json_output(path: str | None):
-    if path is None:
-        return
-    if Path(path).suffix != ".json":
-        raise ValueError(f"--output {path}: pass a file that ends in .json; the map is written beside it.")
-    check_output(Path(path))
+    return "{} [{}] {}".format(*map(" ".join, parts)).strip()
 
 
 def check_layer(layer: str, num_layers: int, option: str = "--layer"):

@@ -65,7 +65,7 @@ class PartsFolder:
 
     def __init__(self, output: Path, settings: dict[str, Any], block_tokens: int):
         self.output, self.settings, self.block_tokens = output, settings, block_tokens
-        self.folder = parts_folder(output)
+        self.folder = Path(f"{output}.parts")
         self.settings_file = self.folder / "settings.json"
         self.finished: dict[int, int] = {}  # first line of each part that is there -> the line after its last
         self.ends: dict[int, int] = {}  # the same of the blocks of this run, as far as they were read
@@ -93,10 +93,7 @@ class PartsFolder:
     def follow(self, main: "PartsFolder"):
         self._check_settings(main.settings)
         if not main.folder.is_dir():
-            raise FileNotFoundError(
-                f"--output {self.output}: a process does not find {main.folder}, which the main process made. Pass a "
-                "path on a file system that all machines share."
-            )
+            raise FileNotFoundError(f"--output {self.output}: not all machines find {main.folder}. Pass a shared path.")
         self.block_tokens, self.finished = main.block_tokens, main.finished
 
     def blocks(self, lines: Iterator[InputLine]) -> Iterator[tuple[int, list[InputLine]]]:
@@ -116,10 +113,8 @@ class PartsFolder:
             logger.warning(f"{file} is damaged: computing its lines again.")
             return False
         if block.lines != lines:
-            raise ValueError(
-                f"Lines {first + 1} to {self.finished[first]} differ from the input of the interrupted run. Pass the "
-                f"same input, or remove {self.folder} to start again."
-            )
+            rows = f"lines {first + 1} to {self.finished[first]}"
+            raise ValueError(f"{self.folder} has other {rows}. Pass the same input, or remove the folder.")
         return True
 
     def compare(self, folders: "list[PartsFolder]"):
@@ -155,10 +150,8 @@ class PartsFolder:
         now = self.settings
         changed = [f"{name} {before.get(name)}, now {now[name]}" for name in now if before.get(name) != now[name]]
         if changed:
-            raise ValueError(
-                f"{self.folder} has other settings: {'; '.join(changed)}. Pass the same settings, or remove the folder "
-                "to start again."
-            )
+            found = f"{self.folder} has other settings: {'; '.join(changed)}"
+            raise ValueError(f"{found}. Pass the same settings, or remove the folder.")
 
     def _part(self, first: int, end: int) -> Path:
         return self.folder / f"{first:012}-{end:012}.npz"
@@ -169,10 +162,6 @@ class PartsFolder:
             yield unfinished
             sync_file(unfinished)
         sync_folder(self.folder)
-
-
-def parts_folder(output: Path) -> Path:
-    return Path(f"{output}.parts")
 
 
 def load_part(file: Path) -> VectorBlock:
@@ -251,9 +240,7 @@ WRITERS: dict[str, tuple[OutputWriter, str, str]] = {
 def find_writer(output: str) -> OutputWriter:
     suffix = Path(output).suffix
     if suffix not in WRITERS:
-        raise ValueError(
-            f"--output {output}: unknown suffix {suffix!r}; pass a file that ends in {', '.join(WRITERS)}."
-        )
+        raise ValueError(f"--output {output}: unknown suffix {suffix!r}; pass one of {', '.join(WRITERS)}.")
     write, module, extra = WRITERS[suffix]
     require(module, extra, f"{suffix} output")
     return write

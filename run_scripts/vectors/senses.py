@@ -64,9 +64,7 @@ def read_annotated(path: Path) -> AnnotatedText:
                 found.instances.append(SenseInstance(lemma, keys, len(found.sentences), start, len(words)))
         found.sentences.append(words)
     if not found.instances:
-        raise ValueError(
-            f"{path} has no <instance> in a <sentence>; pass text in the format of Raganato et al. (2017)."
-        )
+        raise ValueError(f"{path} has no <instance> in a <sentence>; pass text as of Raganato et al. (2017).")
     return found
 
 
@@ -206,6 +204,6 @@ def draw_senses(text: AnnotatedText, vectors: np.ndarray, lemma: str, path: Path
     for sense in senses_by_frequency(uses)[:MAX_COLORED_SENSES]:
         rows = [row for row, use in enumerate(uses) if sense in use.senses]
         typical = uses[rows[(points[rows] @ points[rows].mean(0)).argmax()]]
-        words = in_context(text.sentences[typical.sentence], typical.start, typical.end, LEGEND_WORDS)
-        groups["{} [{}] {}".format(*words).strip() + f"    ({sense}, {len(rows)} uses)"] = rows
+        use = in_context(text.sentences[typical.sentence], typical.start, typical.end, LEGEND_WORDS)
+        groups[f"{use}    ({sense}, {len(rows)} uses)"] = rows
     return draw_map(points, groups, path)

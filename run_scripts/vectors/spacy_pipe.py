@@ -113,10 +113,8 @@ class ELMoPipe(Pipe):
             self.add_hooks(doc).tensor = np.zeros((len(doc), model.config.hidden_size), np.float32)
         sentences = [(doc, words) for doc in docs for words in words_of_sentences(doc)]
         if (longest := max((len(words) for _, words in sentences), default=0)) > self.batch_tokens:
-            logger.warning_once(
-                f"A sentence has {longest:,} words, more than batch_tokens ({self.batch_tokens:,}). It is read at "
-                'once. If sentence boundaries are missing: nlp.add_pipe("sentencizer", before="elmo").'
-            )
+            longer = f"A sentence has {longest:,} words, more than batch_tokens ({self.batch_tokens:,})"
+            logger.warning_once(f'{longer}. To split documents: nlp.add_pipe("sentencizer", before="elmo").')
         texts = ([word.text for word in words] for _, words in sentences)
         found = layer_vectors(texts, model, tokenizer, self.layer, self.batch_tokens)
         for (doc, words), vectors in zip(sentences, found, strict=True):
@@ -156,8 +154,6 @@ def cosine(one: Doc | Span | Token, other: Any) -> float:
     """The cosine of two vectors; 0 if one is zeros. spaCy's own similarity of equal words is 1 in any two contexts."""
     vectors = one.vector, other.vector
     if vectors[0].shape != vectors[1].shape:
-        raise ValueError(
-            f"similarity needs vectors of the same model, but received the shapes {vectors[0].shape} and "
-            f"{vectors[1].shape}; pass a token, span or document of the same pipeline."
-        )
+        shapes = f"{vectors[0].shape} and {vectors[1].shape}"
+        raise ValueError(f"similarity received vectors of the shapes {shapes}; pass two of the same pipeline.")
     return float(np.dot(*map(normalize, vectors)))

@@ -49,10 +49,8 @@ def read_word_vectors(path: str | Path, limit: int | None = None) -> WordVectors
         if len(rows) == limit:
             break
     if count not in (None, len(rows) + twice) and len(rows) != limit:
-        raise ValueError(
-            f"{path} has {len(rows) + twice} words, but its header promises {count}. Pass the complete file, or "
-            f"--word_vectors_limit {len(rows)}."
-        )
+        found = f"{path} has {len(rows) + twice} words, but its header promises {count}"
+        raise ValueError(f"{found}. Pass the complete file, or --word_vectors_limit {len(rows)}.")
     if twice:
         logger.warning(f"{path}: {twice:,} lines repeat an earlier word and are ignored.")
     return WordVectors(list(rows), np.frombuffer(numbers, np.float32).reshape(len(rows), width))
@@ -82,10 +80,8 @@ def _word_and_vector(line: str, width: int, location: str) -> tuple[str, array]:
     except ValueError:
         vector = array("f")
     if not word or has_extra_numbers or len(vector) != width or not isfinite(sum(vector)):
-        raise ValueError(
-            f"{location} must have a word and {width} finite numbers, with single spaces: {line!r:.80}. Correct the "
-            "line, or remove it."
-        )
+        wanted = f"a word and {width} finite numbers, with single spaces"
+        raise ValueError(f"{location} must have {wanted}: {line!r:.80}. Correct or remove it.")
     return word, vector
 
 
