@@ -41,8 +41,6 @@ GATES_IFGO = Transform(lambda blocks: (_swapped_gates(blocks),), _swapped_gates)
 # One highway layer is [transform; gate]. Their gate is the share of the input: sigmoid(-z) = 1 - sigmoid(z).
 HIGHWAY_HALVES = Transform(_halves, lambda transform, carry: torch.cat([transform, -carry]))
 
-_HIGHWAY = "token_embedder.highways._layers.{i}"
-
 MANYLANGS_KEYS = (
     Key(("word_embeddings.weight",), "token_embedder.word_emb_layer.embedding.weight", ZERO_ROW, by_word=True),
     Key(("char_encoder.char_embeddings.weight",), "token_embedder.char_emb_layer.embedding.weight", ZERO_ROW),
@@ -51,7 +49,7 @@ MANYLANGS_KEYS = (
     *(
         Key(
             (f"char_encoder.highways.{{i}}.transform.{kind}", f"char_encoder.highways.{{i}}.carry.{kind}"),
-            f"{_HIGHWAY}.{kind}",
+            f"token_embedder.highways._layers.{{i}}.{kind}",
             HIGHWAY_HALVES,
         )
         for kind in ("weight", "bias")
@@ -68,9 +66,6 @@ MANYLANGS_KEYS = (
             ("projection.weight", "state_projection.weight", SAME),
         )
     ),
-    # the mix belongs to a task, not to the biLM
-    Key(("scalar_mix.weights",), None),
-    Key(("scalar_mix.gamma",), None),
 )
 
 MANYLANGS_OPTIONS: formats.OptionTable = {

@@ -76,9 +76,6 @@ KEYS = (
     # language model, in a separate file
     Key(("softmax.weight",), "softmax/W", ZERO_ROW, by_word=True),
     Key(("softmax.bias",), "softmax/b", ZERO_ROW, by_word=True),
-    # the mix belongs to a task, not to the biLM
-    Key(("scalar_mix.weights",), None),
-    Key(("scalar_mix.gamma",), None),
 )
 
 _FORWARD_ONLY = "This is a forward-only language model; ELMo needs both directions."
