@@ -172,8 +172,7 @@ def _checked_mentions(mentions: Tensor, words_ST: Tensor) -> tuple[Tensor, Tenso
         row = int((~valid_M).nonzero()[0])
         raise ValueError(
             f"`mentions` has {mentions[row].tolist()} in row {row}, which is no span of words with a cluster from 0, "
-            "or is there twice. Pass (sentence, first token, last token, cluster), tokens as positions in the row of "
-            "`input_ids`, each span once."
+            "or is there twice. Pass (sentence, first token, last token, cluster), tokens as positions in `input_ids`."
         )
     numbers_ST = (words_ST.flatten().cumsum(0) - 1).view_as(words_ST)
     return numbers_ST[places[0]], numbers_ST[places[1]], cluster_M

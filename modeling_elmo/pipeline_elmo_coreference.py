@@ -112,10 +112,7 @@ def read_document(document: Any, tokenizer: Any, language: str) -> tuple[str, li
     else:
         sentences = list(document) if isinstance(document, (list, tuple)) else []
         if not sentences or not (all(isinstance(each, str) for each in sentences) or all(map(is_words, sentences))):
-            raise ValueError(
-                f"The document is {document!r:.80}; pass a text, a list of sentences, or a list with the words of each "
-                "sentence, at least one."
-            )
+            raise ValueError(f"The document is {document!r:.80}; pass a text, sentences, or the words of each.")
         text, spans = join_words([each if isinstance(each, str) else " ".join(each) for each in sentences], "\n")
     kept, characters = [], []
     for sentence, (start, _) in zip(sentences, spans, strict=True):
@@ -136,10 +133,7 @@ def split_sentences(text: str, language: str) -> list[tuple[int, int]]:
     try:
         from sentencex import get_sentence_boundaries
     except ImportError as error:
-        raise ImportError(
-            "A text that is not split into sentences needs the package sentencex, which is missing. Run `pip install "
-            "sentencex`, or pass a list of sentences."
-        ) from error
+        raise ImportError("Raw text needs `pip install sentencex`; or pass a list of sentences.") from error
     found = get_sentence_boundaries(language, re.sub("[\ud800-\udfff]", "\ufffd", text))  # Rust has no surrogates
     return [(each["start_index"], each["end_index"]) for each in found if not each["is_paragraph_break"]]
 

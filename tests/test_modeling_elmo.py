@@ -563,7 +563,7 @@ def test_another_vocabulary_takes_the_rows_of_shared_words():
     for name in ("softmax.weight", "softmax.bias", "elmo.word_embeddings.weight"):
         expected = torch.stack([before[name].mean(0) if row < 0 else before[name][row] for row in rows])
         torch.testing.assert_close(model.state_dict()[name], expected)
-    message = r"`source_rows` has \[8\]; pass ids of the present vocabulary, 0 to 7"
+    message = r"`source_rows` has \[8\]; pass 0 to 7"
     fails(message, model.replace_vocabulary, [0, 1, 2, 3, 8])
     unpublished = make_model(ELMoForPreTraining, has_softmax=False, vocab_size=4)
     unpublished.replace_vocabulary([0, 1, 2, 3, -1, -1])  # random rows; with the mean, all words would be equal

@@ -97,10 +97,7 @@ def load_for_export(model_class: type[ELMoPreTrainedModel], model_dir: str | Pat
         raise FileNotFoundError(f"{model_dir} has no config.json; pass a folder that save_pretrained wrote.")
     model = model_class.from_pretrained(model_dir, dtype=torch.float32)
     if model._is_int8():
-        raise ValueError(
-            f"{model_dir} holds a quantized model, which the original format cannot store. Export the model in "
-            "float32, or save what `model.dequantize()` returns."
-        )
+        raise ValueError(f"{model_dir} is quantized, which the format cannot store; save `model.dequantize()`.")
     model.base_model.drop_cache()
     return model
 

@@ -174,9 +174,7 @@ class OriginalCheckpoint(Checkpoint):
         tables = [arrays[name] for name in ("embedding", "softmax/W", "softmax/b") if name in arrays]
         if self.vocabulary is None:
             if tables or not _has_characters(options):
-                raise ValueError(
-                    "Word-level models and softmaxes have a row for each word; pass the training vocabulary."
-                )
+                raise ValueError("Word-level models and softmaxes have rows of words; pass the training vocabulary.")
             return None
         told = options.get("n_tokens_vocab")
         words = read_original_vocabulary(self.vocabulary, _num_rows(tables[0]) if tables else told)
@@ -224,10 +222,7 @@ def export_original_checkpoint(
     softmax_arrays = {name: arrays.pop(name) for name in list(arrays) if name.startswith("softmax/")}
     words = original_words(model_dir, record) if vocabulary else []
     if vocabulary and len(words) != config.vocab_size - 1:
-        raise ValueError(
-            f"The tokenizer in {model_dir} has {len(words) + 1} words, but the model has {config.vocab_size}; save "
-            "both with the same vocabulary."
-        )
+        raise ValueError(f"{model_dir} has {len(words) + 1} words, its model {config.vocab_size}; save them together.")
     contents: list[tuple[str | Path | None, Callable, Any]] = [
         (weights, files.write_arrays, arrays),
         (options, files.write_json_object, record["options"]),
@@ -280,9 +275,7 @@ def options_to_config(
     if has_characters := _has_characters(options):
         n_characters = formats.option_at(options, "char_cnn.n_characters")
         if n_characters not in (261, 262):
-            raise ValueError(
-                f"Correct {source}: char_cnn.n_characters is {n_characters!r}, but UTF-8 models have 261 or 262."
-            )
+            raise ValueError(f"Correct {source}: char_cnn.n_characters is {n_characters!r}, not 261 or 262.")
         # One more than the original, for padding words. Early versions trained a 262nd row, which no character uses.
         others["char_vocab_size"] = 263 if num_characters == n_characters == 262 else 262
     else:
