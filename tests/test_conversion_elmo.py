@@ -353,7 +353,7 @@ def test_export_says_what_the_folder_lacks(tmp_path):
         export_original_checkpoint(tmp_path / "tagger", *files)
     tagger.resize_token_embeddings(50)
     tagger.save_pretrained(tmp_path / "tagger")
-    with pytest.raises(ValueError, match="has 4 words, its model 50"):
+    with pytest.raises(ValueError, match="tokenizer of 4 words, model of 50"):
         export_original_checkpoint(tmp_path / "tagger", *files[:3])
     with pytest.raises(FileNotFoundError, match="has no config.json"):
         export_original_checkpoint(ALLENNLP, *files[:2])

@@ -422,7 +422,7 @@ def test_errors_of_the_language_model():
     words = batch["input_ids"]
     assert model(**batch).loss is None
     for call in (model.score, lambda **batch: model(**batch, labels=words)):
-        fails("published without its softmax", call, **batch)
+        fails("no softmax for probabilities", call, **batch)
     model.train()
     assert model(**batch, labels=words).loss.isfinite() and model.config.has_softmax
     fails("labels` are shifted inside", model, **batch, labels=words, forward_targets=words)
@@ -476,7 +476,7 @@ def test_a_checkpoint_without_softmax_predicts_nothing(cls, tmp_path):
     make_model(cls).save_pretrained(tmp_path)
     model = ELMoForPreTraining.from_pretrained(tmp_path)
     batch = make_batch(model.config)
-    fails("published without its softmax", model, **batch, labels=batch["input_ids"])
+    fails("no softmax for probabilities", model, **batch, labels=batch["input_ids"])
     make_model(ELMoForPreTraining).save_pretrained(tmp_path)
     assert ELMoForPreTraining.from_pretrained(tmp_path).config.has_softmax
     sizes = {"vocab_size": 30, "ignore_mismatched_sizes": True}  # the softmax of the checkpoint does not fit

@@ -222,7 +222,7 @@ def export_original_checkpoint(
     softmax_arrays = {name: arrays.pop(name) for name in list(arrays) if name.startswith("softmax/")}
     words = original_words(model_dir, record) if vocabulary else []
     if vocabulary and len(words) != config.vocab_size - 1:
-        raise ValueError(f"{model_dir} has {len(words) + 1} words, its model {config.vocab_size}; save them together.")
+        raise ValueError(f"{model_dir}: tokenizer of {len(words) + 1} words, model of {config.vocab_size}; save both.")
     contents: list[tuple[str | Path | None, Callable, Any]] = [
         (weights, files.write_arrays, arrays),
         (options, files.write_json_object, record["options"]),
