@@ -173,7 +173,7 @@ class OriginalCheckpoint(Checkpoint):
         """The words of the rows of arrays; `None` without a vocabulary, if no array needs it."""
         tables = [arrays[name] for name in ("embedding", "softmax/W", "softmax/b") if name in arrays]
         if self.vocabulary is None:
-            if tables or not _has_characters(options):
+            if tables or options.get("char_cnn") is None:
                 raise ValueError("Word-level models and softmaxes have rows of words; pass the training vocabulary.")
             return None
         told = options.get("n_tokens_vocab")
@@ -272,7 +272,7 @@ def options_to_config(
     if formats.option_at(options, "bidirectional") is False:
         raise ValueError(f"{source} says `bidirectional: false`. {_FORWARD_ONLY}")
     others = {"vocab_size": vocab_size, "has_softmax": has_softmax}
-    if has_characters := _has_characters(options):
+    if has_characters := options.get("char_cnn") is not None:
         n_characters = formats.option_at(options, "char_cnn.n_characters")
         if n_characters not in (261, 262):
             raise ValueError(f"Correct {source}: char_cnn.n_characters is {n_characters!r}, not 261 or 262.")
@@ -285,10 +285,6 @@ def options_to_config(
     if unknown := [path for path in given if not any(f"{known}.".startswith(f"{path}.") for known in OPTIONS)]:
         raise ValueError(f"Correct {source}: unknown {unknown}.")
     return config
-
-
-def _has_characters(options: dict[str, Any]) -> bool:
-    return formats.option_at(options, "char_cnn") is not None
 
 
 def _table_for(has_characters: bool) -> formats.OptionTable:
