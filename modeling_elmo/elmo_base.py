@@ -1,7 +1,5 @@
 """The base class of all ELMo models: loading, saving, initialisation, changes of the vocabulary, weights in 8 bits."""
 
-import os
-import sys
 from collections.abc import Sequence
 from inspect import signature
 from pathlib import Path
@@ -11,7 +9,6 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 from transformers import initialization as init
-from transformers.dynamic_module_utils import get_relative_import_files
 from transformers.utils import logging
 
 from .configuration_elmo import ELMoConfig
@@ -26,15 +23,6 @@ if TYPE_CHECKING:  # saved with every model: the Auto map of the configuration n
     from .modeling_elmo_heads import ELMoTaskModel  # noqa: F401
 
 logger = logging.get_logger(__name__)
-
-
-# Code that every saved folder had once. The first six files travel with one head now, the others are parts of others.
-FORMER_CODE = (
-    *("modeling_elmo_roles.py", "pipeline_elmo_roles.py", "elmo_head_interleaved.py"),
-    *("modeling_elmo_coreference.py", "pipeline_elmo_coreference.py", "elmo_head_spans.py"),
-    *("elmo_batches.py", "elmo_export.py", "elmo_int8.py", "elmo_threads.py", "elmo_head_classifiers.py"),
-    *("elmo_head_crf.py", "elmo_head_features.py", "elmo_head_reader.py", "elmo_head_recurrence.py"),
-)
 
 
 class ELMoPreTrainedModel(PreTrainedModel):
@@ -81,18 +69,6 @@ class ELMoPreTrainedModel(PreTrainedModel):
         elif hasattr(self.config, "custom_pipelines"):  # from a checkpoint of another class
             del self.config.custom_pipelines
         super().save_pretrained(*args, **kwargs)
-        self._remove_former_code(*args, **kwargs)
-
-    def _remove_former_code(self, save_directory: str | os.PathLike, *_: Any, **__: Any):
-        """Removes code from a folder that neither this class nor the folder's tokenizer needs any more."""
-        if self._auto_class is None or type(self).__module__ == "__main__":  # saved without code
-            return
-        roots = Path(str(sys.modules[type(self).__module__].__file__)).name, "tokenization_elmo.py"
-        files = [str(path) for path in (Path(save_directory, name) for name in roots) if path.is_file()]
-        needed = {Path(path).name for file in files for path in (file, *get_relative_import_files(file))}
-        for name in FORMER_CODE:
-            if name not in needed:
-                Path(save_directory, name).unlink(missing_ok=True)
 
     def quantize(self) -> "ELMoPreTrainedModel":
         """Stores the linear layers of the biLM in 8 bits, in place, and returns the model: for inference on CPU.
@@ -113,8 +89,7 @@ class ELMoPreTrainedModel(PreTrainedModel):
         wrong = [weight for weight in weights if weight.dtype != torch.float32 or weight.device.type != "cpu"]
         if wrong:
             raise ValueError(
-                f"The model is in {wrong[0].dtype} on {wrong[0].device}; call `model.to('cpu', torch.float32)` before "
-                "`quantize()`."
+                f"The model is in {wrong[0].dtype} on {wrong[0].device}; call `model.to('cpu', torch.float32)` first."
             )
         if obstacle := int8_obstacle():
             logger.warning(f"The model stays in float32: {obstacle}.")
@@ -243,10 +218,7 @@ class ELMoPreTrainedModel(PreTrainedModel):
         """
         outside = [row for row in source_rows if not -1 <= row < self.config.vocab_size]
         if outside:
-            raise ValueError(
-                f"`source_rows` has {outside[:3]}; pass ids of the present vocabulary, 0 to "
-                f"{self.config.vocab_size - 1}, or -1 for a new word."
-            )
+            raise ValueError(f"`source_rows` has {outside[:3]}; pass 0 to {self.config.vocab_size - 1}, or -1.")
         self._choose_rows(source_rows, self.config.has_softmax)
 
     def _choose_rows(self, source_rows: Sequence[int], mean: bool):

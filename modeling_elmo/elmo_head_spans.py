@@ -24,19 +24,6 @@ DISTANCES = (1, 2, 3, 4, 5, 8, 16, 32, 64)
 PIECE = 2048  # rows that are computed at a time, so that memory does not grow with the number of pairs
 
 
-class CandidateSpans(NamedTuple):
-    """All spans of a document up to a width, in document order: by the first word, then by the last.
-
-    Shape:
-        first_N, last_N: `(candidates,)`, the number of each span's first and last word in the document.
-        mentions_N: `(candidates,)`, mention scores.
-    """
-
-    first_N: Tensor
-    last_N: Tensor
-    mentions_N: Tensor
-
-
 class RankedSpans(NamedTuple):
     """The kept spans of a document in document order.
 
@@ -46,7 +33,7 @@ class RankedSpans(NamedTuple):
         antecedents_KA: `(spans, antecedents)`, numbers of earlier spans, nearest first; -1: none.
         scores_KC: `(spans, 1 + antecedents)`, the score of no antecedent, 0, and of each antecedent; minus infinity
             where there is none.
-        candidates: the spans from which these were kept.
+        candidates: first words, last words and mention scores of all spans of the document, `(candidates,)` each.
     """
 
     first_K: Tensor
@@ -54,7 +41,7 @@ class RankedSpans(NamedTuple):
     mentions_K: Tensor
     antecedents_KA: Tensor
     scores_KC: Tensor
-    candidates: CandidateSpans
+    candidates: tuple[Tensor, Tensor, Tensor]
 
 
 class SplitScorer(nn.Module):
@@ -145,8 +132,7 @@ class SpanRanker(nn.Module):
         speakers_K = None if speakers_W is None else speakers_W[first_K]
         pairs = self._antecedents(spans_KG, mentions_K)
         scores_KC = self._antecedent_scores(spans_KG, mentions_K, *pairs, speakers_K, genre)
-        candidates = CandidateSpans(first_N, last_N, mentions_N)
-        return RankedSpans(first_K, last_K, mentions_K, pairs[0], scores_KC, candidates)
+        return RankedSpans(first_K, last_K, mentions_K, pairs[0], scores_KC, (first_N, last_N, mentions_N))
 
     def _mention_scores(
         self,
@@ -305,16 +291,12 @@ def marginal_loss(spans: RankedSpans, clusters_K: Tensor) -> Tensor:
     return (spans.scores_KC.logsumexp(1) - gold_scores_KC.logsumexp(1)).sum()
 
 
-def mention_loss(candidates: CandidateSpans, clusters_N: Tensor) -> Tensor:
+def mention_loss(mentions_N: Tensor, clusters_N: Tensor) -> Tensor:
     """Binary cross-entropy of the mention scores, summed over all candidates: `()`. It also teaches singletons.
 
     Among the kept spans only, a gold mention that is not kept would have no gradient, and never be found.
-
-    Args:
-        clusters_N: `(candidates,)`, the gold cluster of each span, -1 if it is no mention.
     """
-    gold_N = (clusters_N >= 0).to(candidates.mentions_N)
-    return F.binary_cross_entropy_with_logits(candidates.mentions_N, gold_N, reduction="sum")
+    return F.binary_cross_entropy_with_logits(mentions_N, (clusters_N >= 0).to(mentions_N), reduction="sum")
 
 
 @torch.no_grad()

@@ -135,8 +135,8 @@ class ELMoForCoreferenceResolution(ELMoTaskModel):
         loss = marginal_loss(spans, gold_clusters(spans.first_K, spans.last_K, *gold)) + self.penalty()
         if not self.config.train_singletons:
             return loss
-        first_N, last_N, _ = spans.candidates
-        return loss + mention_loss(spans.candidates, gold_clusters(first_N, last_N, *gold))
+        first_N, last_N, mentions_N = spans.candidates
+        return loss + mention_loss(mentions_N, gold_clusters(first_N, last_N, *gold))
 
     def _speakers(self, speaker_ids: Tensor | None, words_ST: Tensor) -> Tensor | None:
         if not self.config.use_speakers:
@@ -151,9 +151,7 @@ class ELMoForCoreferenceResolution(ELMoTaskModel):
         if not self.config.num_genres:
             return None
         if genre_ids is None:
-            raise ValueError(
-                f"This model knows {self.config.num_genres} genres: pass `genre_ids`, a number of shape ()."
-            )
+            raise ValueError(f"This model knows {self.config.num_genres} genres: pass `genre_ids` of shape ().")
         check_ids("genre_ids", genre_ids, ())
         check_range("genre_ids", genre_ids, self.config.num_genres, "or pass num_genres=...")
         return genre_ids.long()
@@ -168,20 +166,13 @@ def _checked_mentions(mentions: Tensor, words_ST: Tensor) -> tuple[Tensor, Tenso
     places = [(sentence_M * valid_M, token_M * valid_M) for token_M in (first_M, last_M)]
     if valid_M.any():
         valid_M = valid_M & words_ST[places[0]] & words_ST[places[1]] & (cluster_M >= 0)
+    _, numbers_M, counts = mentions[:, :3].unique(dim=0, return_inverse=True, return_counts=True)
+    valid_M = valid_M & (counts == 1)[numbers_M]
     if not valid_M.all():
         row = int((~valid_M).nonzero()[0])
         raise ValueError(
-            f"`mentions` has {mentions[row].tolist()} in row {row}, which is no span of words with a cluster from 0. "
-            "Pass (sentence, first token, last token, cluster), tokens as positions in the row of `input_ids`."
+            f"`mentions` has {mentions[row].tolist()} in row {row}, which is no span of words with a cluster from 0, "
+            "or is there twice. Pass (sentence, first token, last token, cluster), tokens as positions in `input_ids`."
         )
     numbers_ST = (words_ST.flatten().cumsum(0) - 1).view_as(words_ST)
-    first_M, last_M = numbers_ST[places[0]], numbers_ST[places[1]]
-    _check_distinct(mentions)
-    return first_M, last_M, cluster_M
-
-
-def _check_distinct(mentions: Tensor):
-    spans, counts = mentions[:, :3].unique(dim=0, return_counts=True)
-    if (counts > 1).any():
-        span = spans[counts > 1][0].tolist()
-        raise ValueError(f"`mentions` has sentence {span[0]}, tokens {span[1]} to {span[2]}, twice; pass it once.")
+    return numbers_ST[places[0]], numbers_ST[places[1]], cluster_M

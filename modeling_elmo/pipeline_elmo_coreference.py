@@ -7,7 +7,7 @@ sentencex, a splitter by rules for many languages: `pip install sentencex`.
 import re
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from functools import partial
 from itertools import accumulate
 from typing import Any
 
@@ -20,15 +20,6 @@ from transformers.pipelines.base import ChunkPipeline
 from .pipeline_elmo import check_integers, is_words, join_words, readable
 
 Mention = tuple[int, int, int]  # sentence, first and last word
-
-
-@dataclass(frozen=True)  # a pipeline would make plain tuples of named ones
-class Document:
-    """A document: its text, its sentences as the tokenizer reads them, and the characters of each of their words."""
-
-    text: str
-    sentences: list[Any]
-    characters: list[list[tuple[int, int]]]
 
 
 # Each mention of one window, with its antecedent, a mention before it or `None`, and its score.
@@ -83,14 +74,11 @@ class ELMoCoreferencePipeline(ChunkPipeline):
         self, inputs: Any, max_words: int = 4000, language: str = "en", genre: str | None = None
     ) -> Iterator[dict]:
         given = inputs["document"] if isinstance(inputs, dict) and "document" in inputs else inputs
-        document = read_document(given, self.tokenizer, language)
-        for first, begin, end in windows_of(list(map(len, document.characters)), max_words):
-            yield {
-                "document": document,
-                "sentences": (first, begin),
-                "is_last": end == len(document.sentences),
-                **self._inputs(document.sentences[first:end], genre),
-            }
+        text, sentences, characters = read_document(given, self.tokenizer, language)
+        shown = partial(_shown, text, characters)  # a pipeline would copy the lists for each window
+        for first, begin, end in windows_of(list(map(len, characters)), max_words):
+            kept = {"shown": shown, "sentences": (first, begin), "is_last": end == len(sentences)}
+            yield {**kept, **self._inputs(sentences[first:end], genre)}
 
     def _inputs(self, sentences: list[Any], genre: str | None) -> dict[str, torch.Tensor]:
         options = {"is_split_into_words": not isinstance(sentences[0], str), "padding": True, "padding_side": "right"}
@@ -102,31 +90,29 @@ class ELMoCoreferencePipeline(ChunkPipeline):
         return inputs
 
     def _forward(self, window: dict[str, Any]) -> dict[str, Any]:
-        kept = {name: window.pop(name) for name in ("document", "is_last")}
-        sentences = window.pop("sentences")
+        shown, sentences, is_last = (window.pop(name) for name in ("shown", "sentences", "is_last"))
         output = self.model.eval()(**window)  # a model that was just trained returns no clusters otherwise
-        return {**kept, "links": links_of(output, *sentences)}
+        return {"shown": shown, "is_last": is_last, "links": links_of(output, *sentences)}
 
     def postprocess(self, windows: Iterable[dict[str, Any]], singletons: bool | None = None) -> dict[str, list]:
         windows = list(windows)
-        document: Document = windows[0]["document"]
-        shown = self.model.config.train_singletons if singletons is None else singletons
-        clusters = join_links((window["links"] for window in windows), shown)
-        return {"clusters": [[_shown(document, mention) for mention in cluster] for cluster in clusters]}
+        with_singletons = self.model.config.train_singletons if singletons is None else singletons
+        clusters = join_links((window["links"] for window in windows), with_singletons)
+        return {"clusters": [list(map(windows[0]["shown"], cluster)) for cluster in clusters]}
 
 
-def read_document(document: Any, tokenizer: Any, language: str) -> Document:
-    """The sentences of a text, a list of sentences, or a list of lists of words. Those without words are left out."""
+def read_document(document: Any, tokenizer: Any, language: str) -> tuple[str, list[Any], list[list[tuple[int, int]]]]:
+    """The text of a document, its sentences, and the characters of each of their words.
+
+    A document is a text, a list of sentences, or a list of lists of words. Sentences without words are left out.
+    """
     if isinstance(document, str):
         text, spans = document, split_sentences(document, language)
         sentences: list[Any] = [text[start:end] for start, end in spans]
     else:
         sentences = list(document) if isinstance(document, (list, tuple)) else []
         if not sentences or not (all(isinstance(each, str) for each in sentences) or all(map(is_words, sentences))):
-            raise ValueError(
-                f"The document is {document!r:.80}; pass a text, a list of sentences, or a list with the words of each "
-                "sentence, at least one."
-            )
+            raise ValueError(f"The document is {document!r:.80}; pass a text, sentences, or the words of each.")
         text, spans = join_words([each if isinstance(each, str) else " ".join(each) for each in sentences], "\n")
     kept, characters = [], []
     for sentence, (start, _) in zip(sentences, spans, strict=True):
@@ -139,7 +125,7 @@ def read_document(document: Any, tokenizer: Any, language: str) -> Document:
             characters.append([(start + first, start + end) for first, end in offsets])
     if not kept:
         raise ValueError(f"The document {text!r:.80} has no words; pass a text with words.")
-    return Document(text, kept, characters)
+    return text, kept, characters
 
 
 def split_sentences(text: str, language: str) -> list[tuple[int, int]]:
@@ -147,10 +133,7 @@ def split_sentences(text: str, language: str) -> list[tuple[int, int]]:
     try:
         from sentencex import get_sentence_boundaries
     except ImportError as error:
-        raise ImportError(
-            "A text that is not split into sentences needs the package sentencex, which is missing. Run `pip install "
-            "sentencex`, or pass a list of sentences."
-        ) from error
+        raise ImportError("Raw text needs `pip install sentencex`; or pass a list of sentences.") from error
     found = get_sentence_boundaries(language, re.sub("[\ud800-\udfff]", "\ufffd", text))  # Rust has no surrogates
     return [(each["start_index"], each["end_index"]) for each in found if not each["is_paragraph_break"]]
 
@@ -200,7 +183,7 @@ def join_links(windows: Iterable[Links], singletons: bool) -> list[list[Mention]
     return sorted(cluster for cluster in different if len(cluster) > 1 or cluster[0] in alone)
 
 
-def _shown(document: Document, mention: Mention) -> dict[str, Any]:
+def _shown(text: str, characters: list[list[tuple[int, int]]], mention: Mention) -> dict[str, Any]:
     sentence, first, last = mention
-    start, end = document.characters[sentence][first][0], document.characters[sentence][last][1]
-    return {"start": start, "end": end, "text": document.text[start:end]}
+    start, end = characters[sentence][first][0], characters[sentence][last][1]
+    return {"start": start, "end": end, "text": text[start:end]}

@@ -75,9 +75,7 @@ class ELMoSemanticRolePipeline(Pipeline):
         if isinstance(example, dict) and example.keys() == {"sentence", "predicates"}:
             text, chosen = example["sentence"], example["predicates"]
         if not (is_words(text) if is_split_into_words else isinstance(text, str)):
-            raise ValueError(
-                f"A sentence is {text!r:.80}; pass a text, or words, none empty, with is_split_into_words=True."
-            )
+            raise ValueError(f"A sentence is {text!r:.80}; pass a text, or words with is_split_into_words=True.")
         if is_split_into_words:
             words = list(text)
             inputs = self.tokenizer([words], is_split_into_words=True, return_tensors="pt")
@@ -167,10 +165,7 @@ def role_spans(tags: Sequence[str]) -> list[tuple[str, int, int]]:
 def _with_predicates(sentences: Iterable[Any], predicates: Iterable[Any]) -> Iterator[dict[str, Any]]:
     """Each sentence with its predicates, `None` where the model is to find them."""
     if isinstance(sentences, Sized) and isinstance(predicates, Sized) and len(sentences) != len(predicates):
-        raise ValueError(
-            f"Received {len(sentences)} sentences and `predicates` of {len(predicates)}; pass a list of word indices "
-            "for each sentence, or is_split_into_words=True for the words of one sentence."
-        )
+        raise ValueError(f"{len(sentences)} sentences have `predicates` for {len(predicates)}; pass a list for each.")
     for sentence, chosen in zip(sentences, predicates, strict=True):
         yield {"sentence": sentence, "predicates": chosen}
 
@@ -180,8 +175,5 @@ def _checked_predicates(predicates: Any, num_words: int) -> list[int] | None:
         return None
     valid = isinstance(predicates, (list, tuple)) and all(isinstance(word, Integral) for word in predicates)
     if not valid or not {*predicates} <= {*range(num_words)} or len({*predicates}) < len(predicates):
-        raise ValueError(
-            f"`predicates` of a sentence are {predicates!r:.80}; pass a list of different word indices from 0 to "
-            f"{num_words - 1}, and for several sentences a list for each."
-        )
+        raise ValueError(f"`predicates` are {predicates!r:.80}; pass a list of different words, 0 to {num_words - 1}.")
     return [int(word) for word in predicates]

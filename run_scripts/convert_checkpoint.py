@@ -71,9 +71,7 @@ class ConversionArguments(CardArguments):
     def __post_init__(self):
         super().__post_init__()
         if bool(self.to_original) == bool(self.output_dir):
-            raise ValueError(
-                "Pass either --output_dir, the new folder, or --to_original with new --weights, --options."
-            )
+            raise ValueError("Pass --output_dir, a new folder, or --to_original with new --weights, --options.")
 
 
 class ListAction(Action):
@@ -146,8 +144,7 @@ def format_of(place: Path, arguments: ConversionArguments) -> type[Checkpoint]:
     known = "; ".join(f"{' or '.join(item.patterns)} ({item.name})" for item in FORMATS)
     names = ", ".join(first_of([path.name for path in paths])) or "no files"
     raise FileNotFoundError(
-        f"{arguments.weights} has no checkpoint of a known format: {known}. It holds {names}; pass the folder or "
-        "archive with the checkpoint's files."
+        f"{arguments.weights} has no checkpoint of a known format: {known}. It has {names}; pass another folder."
     )
 
 

@@ -105,10 +105,7 @@ def load_exportable(name: str, trust_remote_code: bool) -> tuple[Any, Any]:
     config = load_pretrained(AutoConfig, name, trust_remote_code=trust_remote_code)
     [architecture] = config.architectures or ["ELMoModel"]
     if architecture not in AUTO_CLASSES:
-        raise ValueError(
-            f"--model {name} has the architecture {architecture}, which cannot be exported. Pass a biLM, a tagger, or "
-            "a head for texts that was trained with --head linear."
-        )
+        raise ValueError(f"--model {name} is {architecture}; pass a biLM, a tagger or a linear head for texts.")
     model, tokenizer = load_model_and_tokenizer(name, "cpu", trust_remote_code, auto_class=AUTO_CLASSES[architecture])
     check_exportable(model)
     model.base_model.drop_cache()  # the program would carry the cached words, but not read them

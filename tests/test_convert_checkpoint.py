@@ -54,8 +54,8 @@ def test_there_and_back_with_softmax_and_vocabulary(tmp_path, monkeypatch, capsy
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (ALLENNLP, "Pass either --output_dir"),
-        (["--to_original", "model", *ALLENNLP, "--output_dir", "x"], "Pass either --output_dir"),
+        (ALLENNLP, "Pass --output_dir"),
+        (["--to_original", "model", *ALLENNLP, "--output_dir", "x"], "Pass --output_dir"),
         (["--to_original", str(SHIPPED), "--weights", "w.hdf5"], "--weights and --options: pass both."),
         (["--to_original", str(SHIPPED), "--weights", "x", "--options", "x"], "x exists, or is named twice; pass"),
         (["--weights", "encoder.pkl", "--output_dir", "x"], "encoder.pkl is a single file; pass"),
@@ -100,7 +100,7 @@ def test_folders_of_no_format_are_refused(tmp_path):
     (tmp_path / "options.json").write_text("{}")
     (tmp_path / "model.bin").write_text("")
     with pytest.raises(
-        FileNotFoundError, match="no checkpoint of a known format: .* model.bin, options.json; pass the"
+        FileNotFoundError, match="no checkpoint of a known format: .* model.bin, options.json; pass another"
     ):
         main(["--weights", str(tmp_path), "--output_dir", str(tmp_path / "model")])
 

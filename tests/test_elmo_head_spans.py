@@ -129,7 +129,7 @@ def losses(spans: RankedSpans, gold):
     given = torch.tensor([[*span, cluster] for span, cluster in gold.items()]).view(-1, 3).unbind(1)
     kept = gold_clusters(spans.first_K, spans.last_K, *given)
     every = gold_clusters(*spans.candidates[:2], *given)
-    return marginal_loss(spans, kept), mention_loss(spans.candidates, every)
+    return marginal_loss(spans, kept), mention_loss(spans.candidates[2], every)
 
 
 @pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS)
@@ -138,9 +138,9 @@ def test_spans_scores_and_losses_are_those_of_the_papers(lengths, options):
     ranker, document = make_ranker(**options), make_document(lengths)
     found, (mentions, kept, pairs) = ranker(*document), plain(ranker, *document)
     assert list(zip(found.first_K.tolist(), found.last_K.tolist(), strict=True)) == kept
-    candidates = found.candidates
-    assert list(zip(candidates.first_N.tolist(), candidates.last_N.tolist(), strict=True)) == list(mentions)
-    for ours, spans in ((candidates.mentions_N, mentions), (found.mentions_K, kept)):
+    first_N, last_N, mentions_N = found.candidates
+    assert list(zip(first_N.tolist(), last_N.tolist(), strict=True)) == list(mentions)
+    for ours, spans in ((mentions_N, mentions), (found.mentions_K, kept)):
         torch.testing.assert_close(ours, torch.stack([mentions[span] for span in spans]) if spans else ours)
     for number, expected in enumerate(pairs):
         real = found.antecedents_KA[number] >= 0

@@ -333,10 +333,10 @@ def test_adaptive(cutoffs):
 
 
 def test_errors_say_what_to_pass():
-    message = "`num_sampled` is 29, but the vocabulary has only 29 words"
+    message = "`num_sampled` is 29, but there are 29 words"
     fails(message, make_softmax("sampled", num_sampled=29).sample)
     fails("`softmax_type` is 'adaptive', which has no candidates; pass 'sampled'", make_softmax("adaptive").sample)
-    message = r"cutoffs \[1, 2, 3\] .*below 1: `projection_size` \(16\) divided by 64.*Pass fewer"
+    message = r"`adaptive_cutoffs` \[1, 2, 3\] .*no width of 16; pass fewer"
     fails(message, make_softmax, "adaptive", adaptive_cutoffs=[1, 2, 3])
 
 

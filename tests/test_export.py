@@ -225,7 +225,7 @@ def test_other_models(tmp_path, capsys, model_class, options, outputs, has_examp
 @pytest.mark.parametrize(
     ("model_class", "options", "message"),
     [
-        (ELMoForQuestionAnswering, {}, "the architecture ELMoForQuestionAnswering, which cannot be exported. Pass a"),
+        (ELMoForQuestionAnswering, {}, "model is ELMoForQuestionAnswering; pass a"),
         (ELMoForSequenceClassification, {"head": "paper"}, "cannot be exported with head='paper'"),
         (ELMoModel, {"scalar_mix_layer_norm": "bilm"}, "scalar_mix_layer_norm='bilm', which is over a whole batch"),
     ],

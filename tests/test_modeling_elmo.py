@@ -422,7 +422,7 @@ def test_errors_of_the_language_model():
     words = batch["input_ids"]
     assert model(**batch).loss is None
     for call in (model.score, lambda **batch: model(**batch, labels=words)):
-        fails("published without its softmax", call, **batch)
+        fails("no softmax for probabilities", call, **batch)
     model.train()
     assert model(**batch, labels=words).loss.isfinite() and model.config.has_softmax
     fails("labels` are shifted inside", model, **batch, labels=words, forward_targets=words)
@@ -476,7 +476,7 @@ def test_a_checkpoint_without_softmax_predicts_nothing(cls, tmp_path):
     make_model(cls).save_pretrained(tmp_path)
     model = ELMoForPreTraining.from_pretrained(tmp_path)
     batch = make_batch(model.config)
-    fails("published without its softmax", model, **batch, labels=batch["input_ids"])
+    fails("no softmax for probabilities", model, **batch, labels=batch["input_ids"])
     make_model(ELMoForPreTraining).save_pretrained(tmp_path)
     assert ELMoForPreTraining.from_pretrained(tmp_path).config.has_softmax
     sizes = {"vocab_size": 30, "ignore_mismatched_sizes": True}  # the softmax of the checkpoint does not fit
@@ -563,7 +563,7 @@ def test_another_vocabulary_takes_the_rows_of_shared_words():
     for name in ("softmax.weight", "softmax.bias", "elmo.word_embeddings.weight"):
         expected = torch.stack([before[name].mean(0) if row < 0 else before[name][row] for row in rows])
         torch.testing.assert_close(model.state_dict()[name], expected)
-    message = r"`source_rows` has \[8\]; pass ids of the present vocabulary, 0 to 7"
+    message = r"`source_rows` has \[8\]; pass 0 to 7"
     fails(message, model.replace_vocabulary, [0, 1, 2, 3, 8])
     unpublished = make_model(ELMoForPreTraining, has_softmax=False, vocab_size=4)
     unpublished.replace_vocabulary([0, 1, 2, 3, -1, -1])  # random rows; with the mean, all words would be equal

@@ -239,7 +239,7 @@ def test_mistakes(full, tmp_path, monkeypatch, options, message):
 
 def test_a_model_without_its_softmax(tmp_path):
     folder = save_model(tmp_path, has_softmax=False)
-    with pytest.raises(ValueError, match="published without its softmax"):
+    with pytest.raises(ValueError, match="no softmax for probabilities"):
         measure(folder)
 
 

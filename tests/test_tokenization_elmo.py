@@ -351,7 +351,7 @@ def test_pad_without_characters_texts_or_padding(tokenizer):
     assert tokenizer.pad({"input_ids": [], "character_ids": []})["input_ids"] == []
     with pytest.raises(ValueError, match="input_ids"):
         tokenizer.pad({"character_ids": [[[259, 260]]]})
-    with pytest.raises(ValueError, match="A text has 2 `input_ids`, with padding, and 3 rows of `character_ids`"):
+    with pytest.raises(ValueError, match="3 `character_ids` do not fit 2 `input_ids`"):
         tokenizer.pad({"input_ids": [[1, 2]], "character_ids": [[BOS, row("the"), EOS]]})
     with pytest.raises(ValueError, match="padding_side='top'"):
         tokenizer.pad(tokenizer("the"), padding=False, padding_side="top")
@@ -409,7 +409,7 @@ def test_decode_characters(tokenizer):
     assert tokenizer.decode_characters(encoded[0], skip_special_tokens=True) == ["naïve", "cats"]
     assert tokenizer.decode_characters(encoded[0].tolist())[1] == "naïve"
     for wrong in (encoded[0, 0], encoded.float()):
-        with pytest.raises(ValueError, match=re.escape(f"got {wrong.numpy().dtype} of shape {tuple(wrong.shape)}")):
+        with pytest.raises(ValueError, match=re.escape(f"{wrong.numpy().dtype} {tuple(wrong.shape)}; pass integers")):
             tokenizer.decode_characters(wrong)
 
 
@@ -608,7 +608,7 @@ def test_pickle_and_copy(tokenizer):
     [
         ({"alphabet": "utf-8"}, ValueError, "alphabet='utf-8'"),
         ({"lexicon": LEXICON}, ValueError, "alphabet='utf8', lexicon={'<bos>'"),
-        ({"max_word_length": 2}, ValueError, "max_word_length=2: .*3 .*1000"),
+        ({"max_word_length": 2}, ValueError, "max_word_length=2; pass 3 to 1000"),
         ({"literal_markers": "false"}, ValueError, "literal_markers='false'"),
         ({"alphabet": "lexicon", "lexicon": LEXICON, "end_of_word": [3]}, ValueError, r"lacks the entries \[\[3\]\]"),
         ({"pretokenization": "treebank"}, TypeError, "`pretokenization`.*`pre_tokenization`"),
@@ -694,7 +694,7 @@ def test_a_checkpoint_without_a_tokenizer(tmp_path):
     """The default alphabet may differ from the model's, and without a vocabulary every word would be unknown."""
     ELMoConfig.from_preset("tiny").save_pretrained(tmp_path)
     for load in (ELMoTokenizer.from_pretrained, AutoTokenizer.from_pretrained):
-        with pytest.raises(OSError, match=rf"{tmp_path} has no tokenizer\.json and no vocab\.txt"):
+        with pytest.raises(OSError, match=rf"{tmp_path} has no tokenizer\.json or vocab\.txt"):
             load(tmp_path)
     assert ELMoTokenizer.from_pretrained(tmp_path, vocab=VOCABULARY)("London")["input_ids"] == [1, 11, 2]
     (tmp_path / "vocab.txt").write_text("<S>\n</S>\n<UNK>\nword\n")

@@ -49,9 +49,7 @@ def fetch(reference: str | Path, scratch: Path) -> Path:
         except (HfHubHTTPError, LocalEntryNotFoundError) as error:
             raise FileNotFoundError(f"{reference} cannot be downloaded: {' '.join(str(error).split())}") from error
     if not path.exists():
-        raise FileNotFoundError(
-            f"{reference} does not exist; pass a file, a folder, a .zip archive or hf://user/repo[@revision]/path."
-        )
+        raise FileNotFoundError(f"{reference} does not exist; pass a file, a folder, a .zip or hf://user/repo/path.")
     if path.is_dir() or path.suffix.lower() != ".zip":
         return path
     folder = Path(tempfile.mkdtemp(dir=scratch), path.name)

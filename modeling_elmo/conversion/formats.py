@@ -97,10 +97,7 @@ def load_for_export(model_class: type[ELMoPreTrainedModel], model_dir: str | Pat
         raise FileNotFoundError(f"{model_dir} has no config.json; pass a folder that save_pretrained wrote.")
     model = model_class.from_pretrained(model_dir, dtype=torch.float32)
     if model._is_int8():
-        raise ValueError(
-            f"{model_dir} holds a quantized model, which the original format cannot store. Export the model in "
-            "float32, or save what `model.dequantize()` returns."
-        )
+        raise ValueError(f"{model_dir} is quantized, which the format cannot store; save `model.dequantize()`.")
     model.base_model.drop_cache()
     return model
 
@@ -117,13 +114,12 @@ ZERO_ROW = Transform(lambda rows: (torch.cat([torch.zeros_like(rows[:1]), rows])
 
 class Key(NamedTuple):
     ours: tuple[str, ...]
-    original: str | None  # None: dropped on purpose, because the original has no such array
+    original: str
     transform: Transform = SAME
     by_word: bool = False  # rows are words and permuted with the vocabulary
 
     def numbered(self, i: int) -> "Key":
-        original = self.original and self.original.format(i=i)
-        return self._replace(ours=tuple(name.format(i=i) for name in self.ours), original=original)
+        return self._replace(ours=tuple(name.format(i=i) for name in self.ours), original=self.original.format(i=i))
 
 
 # bilm-tf writes one-layer models without `MultiRNNCell/Cell0`, but reads them with it. We read both.
@@ -133,14 +129,15 @@ ONE_LAYER_SPELLING = ("/MultiRNNCell/Cell0/", "/")
 def keys_of(parameters: Collection[str], record: ConversionRecord, table: tuple[Key, ...]) -> list[tuple[str, Key]]:
     """The original name and the numbered row of the `table` of every array of a model with these parameters."""
     is_tied = option_at(record, "options.share_embedding_softmax")  # the one table is stored as `embedding`
-    parameters = set(parameters) - ({"softmax.weight"} if is_tied else set())
+    without = ("scalar_mix.", "softmax.weight") if is_tied else "scalar_mix."  # the mix belongs to a task
+    parameters = {name for name in parameters if not name.startswith(without)}
     numbers = {0} | {int(number) for name in parameters for number in re.findall(r"\.(\d+)\.", name)}
     numbered = dict.fromkeys(key.numbered(i) for key in table for i in sorted(numbers))
     keys = [key for key in numbered if key.ours[0] in parameters]
     if unknown := parameters.difference(*(key.ours for key in keys)):
         raise ValueError(f"The original format has no array for {', '.join(sorted(unknown))}.")
     spelling = ONE_LAYER_SPELLING if record.get("one_layer_spelling") else ("", "")
-    return [(key.original.replace(*spelling), key) for key in keys if key.original is not None]
+    return [(key.original.replace(*spelling), key) for key in keys]
 
 
 def load_arrays(

@@ -41,8 +41,6 @@ GATES_IFGO = Transform(lambda blocks: (_swapped_gates(blocks),), _swapped_gates)
 # One highway layer is [transform; gate]. Their gate is the share of the input: sigmoid(-z) = 1 - sigmoid(z).
 HIGHWAY_HALVES = Transform(_halves, lambda transform, carry: torch.cat([transform, -carry]))
 
-_HIGHWAY = "token_embedder.highways._layers.{i}"
-
 MANYLANGS_KEYS = (
     Key(("word_embeddings.weight",), "token_embedder.word_emb_layer.embedding.weight", ZERO_ROW, by_word=True),
     Key(("char_encoder.char_embeddings.weight",), "token_embedder.char_emb_layer.embedding.weight", ZERO_ROW),
@@ -51,7 +49,7 @@ MANYLANGS_KEYS = (
     *(
         Key(
             (f"char_encoder.highways.{{i}}.transform.{kind}", f"char_encoder.highways.{{i}}.carry.{kind}"),
-            f"{_HIGHWAY}.{kind}",
+            f"token_embedder.highways._layers.{{i}}.{kind}",
             HIGHWAY_HALVES,
         )
         for kind in ("weight", "bias")
@@ -68,9 +66,6 @@ MANYLANGS_KEYS = (
             ("projection.weight", "state_projection.weight", SAME),
         )
     ),
-    # the mix belongs to a task, not to the biLM
-    Key(("scalar_mix.weights",), None),
-    Key(("scalar_mix.gamma",), None),
 )
 
 MANYLANGS_OPTIONS: formats.OptionTable = {
@@ -136,10 +131,7 @@ class ManyLangsCheckpoint(Checkpoint):
         elif path.name in SHIPPED_FILES:
             described, source = SHIPPED_ARCHITECTURE, f"the shipped {path.name}"
         else:
-            raise FileNotFoundError(
-                f"{folder} has no {CONFIG} that names an architecture file beside it, or one of the two that the "
-                f"original ships, {' and '.join(SHIPPED_FILES)}; pass the file (`--architecture`)."
-            )
+            raise FileNotFoundError(f"{folder} has no {CONFIG} that names an architecture; pass it (`--architecture`).")
         config["config_path"] = "architecture.json" if path.name == CONFIG else path.name
         return cls(folder, {"architecture": described, "config": config}, source)
 
@@ -308,9 +300,7 @@ def read_lexicon(path: Path, required: tuple[str, ...] = ()) -> dict[str, int]:
     for number, line in enumerate(lines, 1):
         *entry, index = line.strip().split("\t")
         if len(entry) > 1 or not index.isdecimal() or len(index) > 9:
-            raise ValueError(
-                f"{path}, line {number}: {line[:80]!r} is not an entry, a tab and an id; pass another copy."
-            )
+            raise ValueError(f"{path}, line {number}: {line[:80]!r} is no entry, tab and id; pass another copy.")
         lexicon["".join(entry) or IDEOGRAPHIC_SPACE] = int(index)
     missing = [entry for entry in required if entry not in lexicon]
     if missing or sorted(lexicon.values()) != [*range(len(lexicon))]:
@@ -344,14 +334,10 @@ def read_pickle(path: Path) -> dict[str, Tensor]:
         try:
             content = torch.load(file, map_location="cpu", weights_only=True)
         except damage as error:  # whose message advises to run the code in the file
-            raise ValueError(
-                f"{path} is refused: it is damaged, or holds more than tensors. Pass another file."
-            ) from error
+            raise ValueError(f"{path} is refused: damaged, or more than tensors. Pass another file.") from error
     arrays = content if isinstance(content, dict) else {type(content).__name__: content}
     if wrong := [f"{name!s:.80}" for name, array in arrays.items() if not _is_float32(array)]:
-        raise ValueError(
-            f"{path} must have dense float32 tensors by name; got others: {', '.join(files.first_of(wrong))}."
-        )
+        raise ValueError(f"{path} must have dense float32 tensors by name, not {', '.join(files.first_of(wrong))}.")
     files.check_finite(arrays, path)
     return arrays
 

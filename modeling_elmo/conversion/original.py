@@ -76,9 +76,6 @@ KEYS = (
     # language model, in a separate file
     Key(("softmax.weight",), "softmax/W", ZERO_ROW, by_word=True),
     Key(("softmax.bias",), "softmax/b", ZERO_ROW, by_word=True),
-    # the mix belongs to a task, not to the biLM
-    Key(("scalar_mix.weights",), None),
-    Key(("scalar_mix.gamma",), None),
 )
 
 _FORWARD_ONLY = "This is a forward-only language model; ELMo needs both directions."
@@ -176,10 +173,8 @@ class OriginalCheckpoint(Checkpoint):
         """The words of the rows of arrays; `None` without a vocabulary, if no array needs it."""
         tables = [arrays[name] for name in ("embedding", "softmax/W", "softmax/b") if name in arrays]
         if self.vocabulary is None:
-            if tables or not _has_characters(options):
-                raise ValueError(
-                    "Word-level models and softmaxes have a row for each word; pass the training vocabulary."
-                )
+            if tables or options.get("char_cnn") is None:
+                raise ValueError("Word-level models and softmaxes have rows of words; pass the training vocabulary.")
             return None
         told = options.get("n_tokens_vocab")
         words = read_original_vocabulary(self.vocabulary, _num_rows(tables[0]) if tables else told)
@@ -227,10 +222,7 @@ def export_original_checkpoint(
     softmax_arrays = {name: arrays.pop(name) for name in list(arrays) if name.startswith("softmax/")}
     words = original_words(model_dir, record) if vocabulary else []
     if vocabulary and len(words) != config.vocab_size - 1:
-        raise ValueError(
-            f"The tokenizer in {model_dir} has {len(words) + 1} words, but the model has {config.vocab_size}; save "
-            "both with the same vocabulary."
-        )
+        raise ValueError(f"{model_dir}: tokenizer of {len(words) + 1} words, model of {config.vocab_size}; save both.")
     contents: list[tuple[str | Path | None, Callable, Any]] = [
         (weights, files.write_arrays, arrays),
         (options, files.write_json_object, record["options"]),
@@ -280,12 +272,10 @@ def options_to_config(
     if formats.option_at(options, "bidirectional") is False:
         raise ValueError(f"{source} says `bidirectional: false`. {_FORWARD_ONLY}")
     others = {"vocab_size": vocab_size, "has_softmax": has_softmax}
-    if has_characters := _has_characters(options):
+    if has_characters := options.get("char_cnn") is not None:
         n_characters = formats.option_at(options, "char_cnn.n_characters")
         if n_characters not in (261, 262):
-            raise ValueError(
-                f"Correct {source}: char_cnn.n_characters is {n_characters!r}, but UTF-8 models have 261 or 262."
-            )
+            raise ValueError(f"Correct {source}: char_cnn.n_characters is {n_characters!r}, not 261 or 262.")
         # One more than the original, for padding words. Early versions trained a 262nd row, which no character uses.
         others["char_vocab_size"] = 263 if num_characters == n_characters == 262 else 262
     else:
@@ -295,10 +285,6 @@ def options_to_config(
     if unknown := [path for path in given if not any(f"{known}.".startswith(f"{path}.") for known in OPTIONS)]:
         raise ValueError(f"Correct {source}: unknown {unknown}.")
     return config
-
-
-def _has_characters(options: dict[str, Any]) -> bool:
-    return formats.option_at(options, "char_cnn") is not None
 
 
 def _table_for(has_characters: bool) -> formats.OptionTable:

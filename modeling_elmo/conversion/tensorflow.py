@@ -99,13 +99,10 @@ def read_variables(found: TensorFlowCheckpoint, slot: str = "") -> dict[str, Ten
     names = [name for name in entries if name.startswith("lm/") and str(PurePosixPath(name).parent) not in entries]
     if not names:
         raise ValueError(
-            f"{found.weights} has no variables lm/..., but {', '.join(files.first_of(list(entries)))}; pass a "
-            "checkpoint that bilm-tf trained."
+            f"{found.weights} has no variables lm/..., but {', '.join(files.first_of(list(entries)))}; pass another."
         )
     if missing := [name + slot for name in names if name + slot not in entries]:
-        raise ValueError(
-            f"{found.weights} has no {', '.join(files.first_of(missing))}; convert it without --optimizer_state."
-        )
+        raise ValueError(f"{found.weights} has no {', '.join(files.first_of(missing))}; omit --optimizer_state.")
     if wrong := [name for name in names if entries[name + slot].dtype != FLOAT32]:
         raise ValueError(f"{found.weights} must have float32 variables, but {', '.join(wrong)} are of another type.")
     chosen = {original_name(name): (name + slot, entries[name + slot]) for name in names}
