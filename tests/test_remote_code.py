@@ -23,6 +23,7 @@ from transformers.utils.hub import HF_MODULES_CACHE
 import modeling_elmo
 from modeling_elmo import ELMoConfig, ELMoModel, ELMoTokenizer
 from modeling_elmo.configuration_elmo import AUTO_MAP, OTHER_REFERENCES
+from modeling_elmo.elmo_base import FORMER_CODE
 
 DEFAULTS = {name: reference.split(".")[1] for name, reference in AUTO_MAP.items() if name != "AutoConfig"}
 OTHERS = {reference.split(".")[1]: "AutoModelForTokenClassification" for reference in OTHER_REFERENCES}
@@ -115,13 +116,14 @@ def test_the_folder_does_not_run_after_an_import_but_where_the_page_says_so(tmp_
 
 @pytest.mark.parametrize("name", NAMES)
 def test_a_folder_has_the_code_that_its_auto_classes_reach(tmp_path, name):
+    """Also a folder that had the code of all heads before."""
+    for file in (*FORMER_CODE, "elmo_script.py"):
+        (tmp_path / file).touch()
     getattr(modeling_elmo, name)(ELMoConfig.from_preset("tiny", id2label={0: "O", 1: "B-V"})).save_pretrained(tmp_path)
-    roles = {"modeling_elmo_roles.py", "pipeline_elmo_roles.py", "elmo_head_interleaved.py"}
-    coreference = {"modeling_elmo_coreference.py", "pipeline_elmo_coreference.py", "elmo_head_spans.py"}
-    only = {"ELMoForSemanticRoleLabeling": roles, "ELMoForCoreferenceResolution": coreference}
+    only = {"ELMoForSemanticRoleLabeling": FORMER_CODE[:3], "ELMoForCoreferenceResolution": FORMER_CODE[3:6]}
     found = {file.name for file in tmp_path.glob("*.py")}
-    assert found & (roles | coreference) == only.get(name, set())
-    assert {"modeling_elmo_heads.py", "pipeline_elmo.py"} < found
+    assert found & {*FORMER_CODE} == {*only.get(name, ())}
+    assert {"modeling_elmo_heads.py", "pipeline_elmo.py", "elmo_script.py"} < found
 
 
 def numbers_and_rest(found) -> tuple[list[float], list]:
