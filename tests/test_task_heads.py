@@ -25,6 +25,7 @@ from head_models import (
     make_batch,
     make_config,
     make_model,
+    marked,
     read_by,
     row_of,
     stirred,
@@ -39,6 +40,8 @@ from modeling_elmo import (
     ELMoForSequenceClassification,
     ELMoForTokenClassification,
     ELMoModel,
+    elmo_backends,
+    elmo_head_layers,
 )
 from modeling_elmo.elmo_inputs import pad
 
@@ -535,3 +538,27 @@ def test_torch_compile_compiles_a_linear_head_once():
         torch.testing.assert_close(found, expected)
         counts.append(len(graphs))
     assert counts[0] > 0 and set(counts) == {counts[0]}
+
+
+@pytest.mark.parametrize("name", [*(f"{network}-both" for network in PAPER_NETWORKS), "tagger-linear"])
+def test_a_long_text_costs_its_own_words_alone(name, monkeypatch):
+    """Beside short texts in a batch: the multiplications, and the largest tensor of a training step.
+
+    With padding they would be ten times as many. Pairs of words in texts of similar length may be twice as many.
+    """
+    monkeypatch.setattr(elmo_backends, "FEW_PRODUCTS", 1e12)  # products that the profiler counts
+    monkeypatch.setattr(elmo_head_layers, "FEW_PAIRS", 0)
+    cls, options = HEADS[name]
+    model = make_model(cls, **options, projection_size=64, lstm_hidden_size=64, task_hidden_size=40)
+    is_tagger = isinstance(model, (ELMoForTokenClassification, ELMoForSemanticRoleLabeling))
+    rows = [*[3] * 20, 40] if is_tagger else [*[(2, 3)] * 20, (10, 30)]
+    costs = []
+    for part in (rows[:-1], [rows[-1]] * 3, rows):  # targets are for three rows or more
+        batch = make_batch(model.config, part)
+        batch = marked(batch) if isinstance(model, ELMoForSemanticRoleLabeling) else batch
+        with torch.profiler.profile(profile_memory=True, with_flops=True) as profile:
+            model(**batch, **targets_of(model, batch)).loss.backward()
+        events = profile.events()
+        costs.append((sum(event.flops or 0 for event in events), max(event.self_cpu_memory_usage for event in events)))
+    (short, small), (long, large), (together, largest) = costs
+    assert 0 < together <= 2 * (short + long / 3) and 0 < largest <= 2 * (small + large / 3)
