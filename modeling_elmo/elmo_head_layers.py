@@ -14,7 +14,7 @@ import math
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import cached_property, lru_cache
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import torch
 import torch.nn.functional as F
@@ -371,7 +371,8 @@ def read_both_ways(layer: nn.Module, x_ND: Tensor, texts: Texts) -> Tensor:
         return torch.cat([_scan_layer(layer, x_ND, texts, suffix) for suffix in ("", "_reverse")], -1)
     if not _fits_kernel(layer, x_ND) or choose_backend([], x_ND, *layer.parameters())[0] == "reference":
         if not len(x_ND):  # which `torch.nn` refuses; gradients are zeros and not missing
-            return x_ND.new_zeros(0, 2 * layer.hidden_size) + sum(0 * weight.sum() for weight in layer.parameters())
+            width = 2 * cast(nn.LSTM, layer).hidden_size
+            return x_ND.new_zeros(0, width) + sum(0 * weight.sum() for weight in layer.parameters())
         return layer(PackedSequence(x_ND, _on_host(texts.batch_sizes)))[0].data
     weights, recurrent, biases, recurrent_biases = (
         [getattr(layer, name), getattr(layer, f"{name}_reverse")]
@@ -611,7 +612,8 @@ class LinearChainCRF(nn.Module):
             allowed: constraints on the sequence. Default: none.
         """
         texts = rows_as_texts(mask_BT)
-        return _best_labels(*self(unpad(emissions_BTK, mask_BT), texts, allowed), texts, mask_BT)
+        scores_NS, table_SS = self(unpad(emissions_BTK, mask_BT), texts, allowed)
+        return _best_labels(scores_NS, table_SS, texts, mask_BT)
 
     @torch.compiler.disable  # as `log_likelihood`
     def log_marginals(self, emissions_BTK: Tensor, mask_BT: Tensor, allowed: Constraints | None = None) -> Tensor:
@@ -707,9 +709,11 @@ def _chain(
 
 def _best_labels(scores_NS: Tensor, table_SS: Tensor, texts: Texts, mask_BT: Tensor) -> Tensor:
     """The best path (Viterbi) through the scores of `_chain`, `(B, T)`, -100 where the mask is False."""
-    find = _best_path if isinstance(texts, PackedTexts) else _scan_best_path
-    labels_BT = pad(texts.unpack(find(scores_NS, table_SS, texts), scores_NS.shape[0]), mask_BT)
-    return labels_BT.masked_fill(~mask_BT, UNKNOWN)
+    if isinstance(texts, PaddedTexts):
+        labels_N = _scan_best_path(scores_NS, table_SS, texts)
+    else:
+        labels_N = texts.unpack(_best_path(scores_NS, table_SS, texts), len(scores_NS))
+    return pad(labels_N, mask_BT).masked_fill(~mask_BT, UNKNOWN)
 
 
 def _best_path(scores_NS: Tensor, table_SS: Tensor, texts: PackedTexts) -> Tensor:

@@ -8,10 +8,10 @@ Tokens are packed step by step (see `pack` in `elmo_inputs.py`): the sequences t
 prefix of the state, and nothing is computed for padding.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from itertools import accumulate, chain
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import torch
 import torch.nn.functional as F
@@ -143,7 +143,7 @@ class ELMoLSTM(nn.Module):
             `(outputs, hidden_LSP, cell_LSH)`, with an output `(N, P)` for each layer.
         """
         outputs, states = [], []
-        for depth, layer in enumerate(self.layers):
+        for depth, layer in enumerate(cast(Iterable[ELMoLSTMLayer], self.layers)):
             inputs, index = (outputs[-1], None) if depth else (words_UP, index_N)
             if self.training and self.dropout:  # separate for each token, not for each distinct word
                 inputs, index = F.dropout(inputs if depth else words_UP[index_N], self.dropout), None

@@ -254,7 +254,7 @@ class ELMoTaskModel(ELMoPreTrainedModel):
         if elmo_hidden_states is not None:
             layers = self._given_layers(elmo_hidden_states, mask_BT)
         elif self.config.use_elmo:
-            layers = self.bilm_layers(*inputs, mask_BT=mask_BT)
+            layers = self.bilm_layers(*inputs, mask_BT)
         elmo = {place: self.dropout(mix(layers, mask_BT)) for place, mix in self.mixes().items()}
         tokens = [elmo["input"]] if "input" in elmo else []
         if self.token_features is not None:

@@ -113,8 +113,7 @@ class ELMoPreTrainedModel(PreTrainedModel):
         wrong = [weight for weight in weights if weight.dtype != torch.float32 or weight.device.type != "cpu"]
         if wrong:
             raise ValueError(
-                f"The model is in {wrong[0].dtype} on {wrong[0].device}; call `model.to('cpu', torch.float32)` before "
-                "`quantize()`."
+                f"The model is in {wrong[0].dtype} on {wrong[0].device}; call `model.to('cpu', torch.float32)` first."
             )
         if obstacle := int8_obstacle():
             logger.warning(f"The model stays in float32: {obstacle}.")
@@ -243,10 +242,7 @@ class ELMoPreTrainedModel(PreTrainedModel):
         """
         outside = [row for row in source_rows if not -1 <= row < self.config.vocab_size]
         if outside:
-            raise ValueError(
-                f"`source_rows` has {outside[:3]}; pass ids of the present vocabulary, 0 to "
-                f"{self.config.vocab_size - 1}, or -1 for a new word."
-            )
+            raise ValueError(f"`source_rows` has {outside[:3]}; pass 0 to {self.config.vocab_size - 1}, or -1.")
         self._choose_rows(source_rows, self.config.has_softmax)
 
     def _choose_rows(self, source_rows: Sequence[int], mean: bool):

@@ -102,29 +102,21 @@ class LexiconAlphabet:
 def checked_lexicon(lexicon: Any, required: Iterable[str]) -> Mapping[str, int]:
     """Refuses a wrong character lexicon, before a wrong id reaches an embedding."""
     if not isinstance(lexicon, Mapping) or not lexicon:
-        raise ValueError(
-            'Pass ELMoTokenizer(alphabet="lexicon", lexicon={"<bos>": 0, "<eos>": 1, ..., "a": 6}), a dictionary from '
-            f"characters to ids; got {lexicon!r:.80}."
-        )
+        raise ValueError(f'`lexicon` is {lexicon!r:.80}; pass a dictionary: {{"<bos>": 0, "<eos>": 1, ..., "a": 6}}.')
     missing = [name for name in required if name not in [*lexicon]]  # a name may be of any type
     if missing:
         raise ValueError(f"`lexicon` lacks the entries {missing}; add them with their ids.")
     seen: set[int] = set()
     for key, value in lexicon.items():
         if type(value) is not int or not 0 <= value <= MAX_ID or value in seen:
-            raise ValueError(
-                f"ids in `lexicon` must be different integers from 0 to {MAX_ID}; got {value!r} for {key!r}."
-            )
+            raise ValueError(f"`lexicon` has the id {value!r} for {key!r}; pass different integers from 0 to {MAX_ID}.")
         seen.add(value)
     return lexicon
 
 
 def build_alphabet(alphabet: str, max_word_length: int, lexicon: Mapping[str, int] | None, begin: str, end: str):
     if type(max_word_length) is not int or not MIN_WORD_LENGTH <= max_word_length <= MAX_WORD_LENGTH:
-        raise ValueError(
-            f"max_word_length={max_word_length!r}: a word needs at least {MIN_WORD_LENGTH} positions (begin, one "
-            f"character, end) and may have {MAX_WORD_LENGTH}. The published models use 50."
-        )
+        raise ValueError(f"max_word_length={max_word_length!r}; pass {MIN_WORD_LENGTH} to {MAX_WORD_LENGTH}.")
     if alphabet == "lexicon":
         return LexiconAlphabet(lexicon, begin, end)
     if alphabet != "utf8" or lexicon is not None:
@@ -266,10 +258,7 @@ class WordTable:
             return
         width = character_ids.shape[1]
         if width > self.max_word_length:
-            raise ValueError(
-                f"`character_ids` have {width} characters per word, but max_word_length is {self.max_word_length}; "
-                "encode the text with this tokenizer."
-            )
+            raise ValueError(f"`character_ids` are {width} wide; those of this tokenizer {self.max_word_length}.")
         out[:, :width] = character_ids
         out[:, width:] = self.alphabet.padding
         if not character_ids[:, 0].all():
@@ -287,10 +276,7 @@ class WordTable:
     def _decode_row(self, row_W: np.ndarray) -> tuple[str, bool]:
         ends = np.flatnonzero(row_W == self.alphabet.end_word)
         if row_W[0] != self.alphabet.begin_word or not ends.size:
-            raise ValueError(
-                f"{row_W.tolist()} is not a word: it must start with {self.alphabet.begin_word} (begin of word) and "
-                f"contain {self.alphabet.end_word} (end of word)."
-            )
+            raise ValueError(f"{row_W.tolist()} is no word, {self.alphabet.begin_word} ... {self.alphabet.end_word}.")
         ids = row_W[1 : ends[0]]
         markers = {self.alphabet.begin_sentence: BOS_WORD, self.alphabet.end_sentence: EOS_WORD}
         if len(ids) == 1 and int(ids[0]) in markers:
@@ -332,10 +318,7 @@ def order_vocabulary(lines: Sequence[str], source: str = "the vocabulary") -> tu
     for number, word in enumerate(lines):
         first = line_of_word.setdefault(word, number)
         if first != number and word:
-            raise ValueError(
-                f"{source} has {word!r} twice, in lines {first + 1} and {number + 1}; every word has one id, so keep "
-                "one of them."
-            )
+            raise ValueError(f"{source} has {word!r} twice, in lines {first + 1} and {number + 1}; keep one of them.")
     missing = [word for word in (BOS_WORD, EOS_WORD, UNK_WORD) if word not in line_of_word]
     if missing:
         raise ValueError(f"{source} lacks {', '.join(missing)}; add a line for each.")
@@ -344,10 +327,7 @@ def order_vocabulary(lines: Sequence[str], source: str = "the vocabulary") -> tu
         line_of_word.pop(no_word, None)
     if len(line_of_word) > 1 and all(len(word.split()) > 1 for word in line_of_word):
         word, number = next(iter(line_of_word.items()))
-        raise ValueError(
-            f"All words of {source} have white space inside, first {word!r:.80} in line {number + 1}. Raw text has no "
-            "such words; write one word per line, without its count."
-        )
+        raise ValueError(f"All words of {source} have spaces, first {word!r:.80} (line {number + 1}); omit counts.")
     return [*SPECIAL_WORDS, *line_of_word], [*special_rows, *line_of_word.values()]
 
 

@@ -14,7 +14,7 @@ import math
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import cached_property, lru_cache
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import torch
 import torch.nn.functional as F
@@ -371,7 +371,8 @@ def read_both_ways(layer: nn.Module, x_ND: Tensor, texts: Texts) -> Tensor:
         return torch.cat([_scan_layer(layer, x_ND, texts, suffix) for suffix in ("", "_reverse")], -1)
     if not _fits_kernel(layer, x_ND) or choose_backend([], x_ND, *layer.parameters())[0] == "reference":
         if not len(x_ND):  # which `torch.nn` refuses; gradients are zeros and not missing
-            return x_ND.new_zeros(0, 2 * layer.hidden_size) + sum(0 * weight.sum() for weight in layer.parameters())
+            width = 2 * cast(nn.LSTM, layer).hidden_size
+            return x_ND.new_zeros(0, width) + sum(0 * weight.sum() for weight in layer.parameters())
         return layer(PackedSequence(x_ND, _on_host(texts.batch_sizes)))[0].data
     weights, recurrent, biases, recurrent_biases = (
         [getattr(layer, name), getattr(layer, f"{name}_reverse")]
@@ -416,8 +417,8 @@ class _GRU(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx, gates_N2G: Tensor, weight_KGH: Tensor, bias_KG: Tensor, texts: PackedTexts) -> Tensor:
-        size, (order_M, back_M, _) = weight_KGH.shape[2], texts.both_ways
-        values_MG, read = _halves(gates_N2G).index_select(0, order_M), _products(weight_KGH, bias_KG)
+        size = weight_KGH.shape[2]
+        values_MG, read = _in_steps(gates_N2G, texts), _products(weight_KGH, bias_KG)
         news, candidates, states = (values_MG.new_empty(len(values_MG), size) for _ in range(3))  # n; W_n h + b_n; h
         h_KBH = None
         for gates_KBG, candidate_KBH, new_KBH, state_KBH in _steps(texts, values_MG, candidates, news, states):
@@ -429,7 +430,7 @@ class _GRU(torch.autograd.Function):
             h_KBH = torch.lerp(tanh(new_KBH, out=new_KBH), h_KBH, update_KBH, out=state_KBH)
         ctx.texts = texts
         ctx.save_for_backward(weight_KGH, values_MG, candidates, news, states)
-        return states.index_select(0, back_M).view(len(gates_N2G), 2 * size)
+        return states.index_select(0, texts.both_ways[1]).view(len(gates_N2G), 2 * size)
 
     @staticmethod
     @torch.autograd.function.once_differentiable
@@ -443,7 +444,7 @@ class _GRU(torch.autograd.Function):
         to_reset = to_new * candidates * reset * (1 - reset)
         to_update = (before - news) * update * (1 - update)
         factors = torch.stack([to_reset, to_update, to_new * reset], 1)
-        grads = _halves(grad_N2H).index_select(0, texts.both_ways[0])
+        grads = _in_steps(grad_N2H, texts)
         recurrent, carried_KBH, carry = torch.empty_like(factors), None, _products(weight_KGH.transpose(1, 2))
         for grad_KBH, factor, update_KBH, gates in reversed(_steps(texts, grads, factors, update, recurrent)):
             if carried_KBH is not None:
@@ -459,8 +460,8 @@ class _LSTM(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx, gates_N2G: Tensor, weight_KGH: Tensor, bias_KG: Tensor, texts: PackedTexts) -> Tensor:
-        size, (order_M, back_M, _) = weight_KGH.shape[2], texts.both_ways
-        values_MG, read = _halves(gates_N2G).index_select(0, order_M), _products(weight_KGH, bias_KG)
+        size = weight_KGH.shape[2]
+        values_MG, read = _in_steps(gates_N2G, texts), _products(weight_KGH, bias_KG)
         cells, squashed, states = (values_MG.new_empty(len(values_MG), size) for _ in range(3))
         h_KBH = None
         for gates_KBG, cell_KBH, squashed_KBH, state_KBH in _steps(texts, values_MG, cells, squashed, states):
@@ -477,7 +478,7 @@ class _LSTM(torch.autograd.Function):
             h_KBH, c_KBH = torch.mul(output_KBH, squashed_KBH, out=state_KBH), cell_KBH
         ctx.texts = texts
         ctx.save_for_backward(weight_KGH, values_MG, cells, squashed, states)
-        return states.index_select(0, back_M).view(len(gates_N2G), 2 * size)
+        return states.index_select(0, texts.both_ways[1]).view(len(gates_N2G), 2 * size)
 
     @staticmethod
     @torch.autograd.function.once_differentiable
@@ -488,7 +489,10 @@ class _LSTM(torch.autograd.Function):
         of_cell = [new * enter * (1 - enter), _before(cells, texts) * forget * (1 - forget), enter * (1 - new.square())]
         of_state, to_cell = squashed * output * (1 - output), output * (1 - squashed.square())
         gates = of_state.new_empty(len(of_state), 4, of_state.shape[1])
-        grads, carry = _halves(grad_N2H).index_select(0, texts.both_ways[0]), _products(weight_KGH.transpose(1, 2))
+        grads, carry = (
+            _in_steps(grad_N2H, texts),
+            _products(weight_KGH.transpose(1, 2)),
+        )
         state_KBH = cell_KBH = None  # gradients from the next step
         tensors = (grads, torch.stack(of_cell, 1), of_state, to_cell, forget, gates)
         for grad_KBH, of_cell_, of_state_, to_cell_, forget_KBH, gates_ in reversed(_steps(texts, *tensors)):
@@ -504,8 +508,9 @@ class _LSTM(torch.autograd.Function):
         return *_gradients(texts, gates_MG, gates_MG, _before(states, texts)), None
 
 
-def _halves(x_N2D: Tensor) -> Tensor:
-    return x_N2D.reshape(2 * len(x_N2D), x_N2D.shape[1] // 2)
+def _in_steps(x_N2D: Tensor, texts: PackedTexts) -> Tensor:
+    """Values of both directions at each token, as the rows of `PackedTexts.both_ways`."""
+    return x_N2D.reshape(2 * len(x_N2D), x_N2D.shape[1] // 2).index_select(0, texts.both_ways[0])
 
 
 def _steps(texts: PackedTexts, *tensors: Tensor) -> list[tuple[Tensor, ...]]:
@@ -607,7 +612,8 @@ class LinearChainCRF(nn.Module):
             allowed: constraints on the sequence. Default: none.
         """
         texts = rows_as_texts(mask_BT)
-        return _best_labels(*self(unpad(emissions_BTK, mask_BT), texts, allowed), texts, mask_BT)
+        scores_NS, table_SS = self(unpad(emissions_BTK, mask_BT), texts, allowed)
+        return _best_labels(scores_NS, table_SS, texts, mask_BT)
 
     @torch.compiler.disable  # as `log_likelihood`
     def log_marginals(self, emissions_BTK: Tensor, mask_BT: Tensor, allowed: Constraints | None = None) -> Tensor:
@@ -703,9 +709,11 @@ def _chain(
 
 def _best_labels(scores_NS: Tensor, table_SS: Tensor, texts: Texts, mask_BT: Tensor) -> Tensor:
     """The best path (Viterbi) through the scores of `_chain`, `(B, T)`, -100 where the mask is False."""
-    find = _best_path if isinstance(texts, PackedTexts) else _scan_best_path
-    labels_BT = pad(texts.unpack(find(scores_NS, table_SS, texts), scores_NS.shape[0]), mask_BT)
-    return labels_BT.masked_fill(~mask_BT, UNKNOWN)
+    if isinstance(texts, PaddedTexts):
+        labels_N = _scan_best_path(scores_NS, table_SS, texts)
+    else:
+        labels_N = texts.unpack(_best_path(scores_NS, table_SS, texts), len(scores_NS))
+    return pad(labels_N, mask_BT).masked_fill(~mask_BT, UNKNOWN)
 
 
 def _best_path(scores_NS: Tensor, table_SS: Tensor, texts: PackedTexts) -> Tensor:

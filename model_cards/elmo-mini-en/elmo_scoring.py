@@ -150,10 +150,7 @@ class ELMoScoringMixin:
                 "--vocabulary replace --vocabulary_size NUMBER."
             )
         if not self.config.has_softmax and not self.training:
-            raise ValueError(
-                "This checkpoint was published without its softmax, so it gives no probabilities. Convert it with its "
-                "softmax file, or train a new softmax first."
-            )
+            raise ValueError("This checkpoint has no softmax for probabilities; convert it with one, or train one.")
         if not self.config.has_softmax:
             logger.warning("The checkpoint has no such softmax: training starts a new one.")
             self.config.has_softmax = True

@@ -48,6 +48,7 @@ INT8_LAYERS = (nn.Linear, Int8Linear)
 HOW_TO_TRAIN = "Train the model in float32 and quantize it afterwards; `model.dequantize()` turns it back."
 FEW_PRODUCTS = 2**20  # with fewer multiplications, oneDNN's start (0.1 ms) costs more than it saves
 MANY_ROWS = 256  # with fewer, the copy of a transposed gradient costs more than the faster product saves
+FEW_VALUES = 2**12  # starting three operators costs more than one that is slower
 FEW_MULTIPLICATIONS = 10e6  # of a step: below, one thread is faster than two that work at once
 FEW_IN_INT8 = 30e6
 PROFILER = "autograd._profiler_enabled"
@@ -268,7 +269,7 @@ def _modes() -> tuple[Callable[[], Any], Callable[[], Any]]:
 
 
 def is_unmodified(layer: nn.Module, types: tuple[type[nn.Module], ...]) -> bool:
-    """Whether a kernel may read the layer's parameters directly.
+    """Whether a kernel may read the layer's own parameters directly.
 
     Adapters, quantizers and offloading change a layer's type, its parameters or its hooks, and a replica of
     `nn.DataParallel` has no parameters. Then it must be called.
@@ -277,7 +278,8 @@ def is_unmodified(layer: nn.Module, types: tuple[type[nn.Module], ...]) -> bool:
     own = layer.__dict__
     assigned = "forward" in own or any(isinstance(own.get(name), Tensor) for name in ("weight", "bias"))
     changed = hooked or assigned or getattr(layer, "_is_replica", False)
-    return type(layer) in types and all(type(p) is nn.Parameter for p in layer.parameters()) and not changed
+    own_parameters = (p for p in own.get("_parameters", {}).values() if p is not None)
+    return type(layer) in types and not changed and all(type(p) is nn.Parameter for p in own_parameters)
 
 
 def is_exporting() -> bool:
@@ -325,7 +327,8 @@ def fast_linear(linear: nn.Linear, inputs: Tensor, part_GD: Tensor | None = None
 def fast_product(inputs: Tensor, weight_GD: Tensor, bias_G: Tensor | None) -> Tensor:
     """`F.linear(inputs, weight, bias)` with `product`, also in the backward pass."""
     # oneDNN is slow with columns of a larger matrix.
-    output_NG = _Linear.apply(inputs.flatten(0, -2).contiguous(), weight_GD.contiguous(), bias_G)
+    multiply = _Linear.apply if torch.is_grad_enabled() else product
+    output_NG = multiply(inputs.flatten(0, -2).contiguous(), weight_GD.contiguous(), bias_G)
     return output_NG.unflatten(0, inputs.shape[:-1])
 
 
@@ -354,21 +357,36 @@ class Packed(NamedTuple):
     copy: Tensor
 
 
+class Transposed(NamedTuple):
+    """A copy of a weight whose rows are its columns: the fastest for a single row of inputs."""
+
+    weight_DG: Tensor
+
+
+Weight = Tensor | Packed | Transposed | Int8Weight
+
+
 def product(
     inputs_ND: Tensor,
-    weight_GD: Tensor | Packed | Int8Weight,
+    weight_GD: Weight,
     bias_G: Tensor | None = None,
     *,
     plus_NG: Tensor | None = None,
     clip: float | None = None,
 ) -> Tensor:
-    """`inputs @ weight.T`, with an added bias, an added matrix, or clipped, in one pass. It has no gradient."""
+    """`inputs @ weight.T`, with an added bias, an added matrix, or clipped, in one pass. It has no gradient.
+
+    Args:
+        plus_NG: the added matrix, which may hold the result afterwards.
+    """
+    if isinstance(weight_GD, Transposed):
+        return _plain_product(inputs_ND, weight_GD.weight_DG, bias_G, plus_NG, clip)
     if isinstance(weight_GD, Int8Weight):
         plus = bias_G if plus_NG is None else plus_NG if bias_G is None else plus_NG + bias_G
         return int8_product(inputs_ND, weight_GD, plus, clip)
     weight_GD, copy = weight_GD if isinstance(weight_GD, Packed) else (weight_GD, weight_GD)
     if not suits_onednn(len(inputs_ND), weight_GD):
-        return _plain_product(inputs_ND, weight_GD, bias_G, plus_NG, clip)
+        return _plain_product(inputs_ND, weight_GD.t(), bias_G, plus_NG, clip)
     return onednn_product(inputs_ND, copy, bias_G, plus_NG, clip)
 
 
@@ -383,12 +401,14 @@ def suits_mkl(rows: int, weight_GD: Tensor) -> bool:
     return _is_intel and (rows == 1 or not weight_GD.is_contiguous())
 
 
-def _plain_product(inputs_ND, weight_GD, bias_G, plus_NG, clip) -> Tensor:
-    if _is_intel and 8 <= len(inputs_ND) < 64 and weight_GD.is_contiguous():  # faster with the weight on the left
-        output_NG = (weight_GD @ inputs_ND.t()).t().contiguous()
+def _plain_product(inputs_ND, weight_DG, bias_G, plus_NG, clip) -> Tensor:
+    if _is_intel and 8 <= len(inputs_ND) < 64 and weight_DG.t().is_contiguous():  # faster with the weight on the left
+        output_NG = (weight_DG.t() @ inputs_ND.t()).t().contiguous()
         output_NG = output_NG if bias_G is None else output_NG.add_(bias_G)
+    elif plus_NG is not None and bias_G is None:
+        output_NG, plus_NG = plus_NG.addmm_(inputs_ND, weight_DG), None
     else:
-        output_NG = F.linear(inputs_ND, weight_GD, bias_G)
+        output_NG = inputs_ND @ weight_DG if bias_G is None else torch.addmm(bias_G, inputs_ND, weight_DG)
     output_NG = output_NG if plus_NG is None else output_NG.add_(plus_NG)
     return output_NG if clip is None else output_NG.clamp_(-clip, clip)
 
@@ -404,22 +424,28 @@ def weight_gradient(grad_NG: Tensor, inputs_ND: Tensor) -> Tensor:
 
 def tanh(inputs: Tensor, out: Tensor | None = None) -> Tensor:
     """`tanh(x) = 2 sigmoid(2 x) - 1`, which torch computes five times as fast on CPU. The error is below 2e-7."""
-    if inputs.dtype != torch.float32:
+    if inputs.dtype != torch.float32 or inputs.numel() < FEW_VALUES:
         return torch.tanh(inputs, out=out)
     return torch.mul(inputs, 2, out=out).sigmoid_().mul_(2).sub_(1)
 
 
-def prepared(linear: nn.Linear | Int8Linear, few_rows: bool = True) -> Tensor | Packed | Int8Weight:
+def prepared(linear: nn.Linear | Int8Linear, rows: int | None = None) -> Weight:
     """The weight of a layer for `product`, without gradients: in 8 bits if the layer is, or if `elmo_backend` says so.
 
     Args:
-        few_rows: whether the products have few rows. Then a copy of a float weight is kept, as in `packed`.
+        rows: the number of rows of many products. Then a copy of a float weight is kept, as in `packed`.
     """
     if isinstance(linear, Int8Linear):
         return remembered(Int8Weight.pack, linear.weight, linear.scales)
     if forced_backend() == "int8":
         return remembered(_quantized, linear.weight)
-    return packed(linear.weight) if few_rows else linear.weight
+    if rows == 1 and linear.weight.dtype == torch.float32:
+        return Transposed(remembered(_transposed, linear.weight))
+    return linear.weight if rows is None else packed(linear.weight)
+
+
+def _transposed(weight_GD: Tensor) -> Tensor:
+    return weight_GD.detach().t().contiguous()
 
 
 def _quantized(weight_GD: Tensor) -> Int8Weight:

@@ -8,10 +8,10 @@ Tokens are packed step by step (see `pack` in `elmo_inputs.py`): the sequences t
 prefix of the state, and nothing is computed for padding.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from itertools import accumulate, chain
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import torch
 import torch.nn.functional as F
@@ -63,6 +63,7 @@ class Sequences(NamedTuple):
 
 
 LSTMOutput = tuple[Tensor, Tensor, Tensor]  # outputs_NP; hidden_SP and cell_SH after each sequence's end
+Kernel = Callable[["ELMoLSTMLayer", Sequences], LSTMOutput]
 LayersKernel = Callable[..., LSTMOutput]  # computes the same layer of both directions
 
 
@@ -96,16 +97,17 @@ class ELMoLSTMLayer(nn.Module):
         """Returns the projected state at every step, and the state after each sequence's end."""
         if not text.batch_sizes:
             return text.inputs.new_empty(0, text.hidden_SP.shape[-1]), text.hidden_SP, text.cell_SH
-        return KERNELS[self.backend(text.inputs, text.hidden_SP, text.cell_SH)](self, text)
+        return KERNELS[lstm_backend(list(self.children()), text.inputs, text.hidden_SP, text.cell_SH)](self, text)
 
-    def backend(self, inputs: Tensor, *states: Tensor) -> str:
-        """The name of the kernel for these inputs and states."""
-        backend, _ = choose_backend(self.children(), inputs, *states)
-        if (obstacle := fused_obstacle(self.children(), inputs, *states)) is None:
-            return "fused"
-        if forced_backend() == "fused":
-            raise ValueError(f"The backend 'fused' was forced, but {obstacle}. Use elmo_backend('reference').")
-        return backend
+
+def lstm_backend(linears: list[nn.Module], inputs: Tensor, *states: Tensor) -> str:
+    """The name of the kernel for layers with these linear layers, inputs and states."""
+    backend, _ = choose_backend(linears, inputs, *states)
+    if (obstacle := fused_obstacle(linears, inputs, *states)) is None:
+        return "fused"
+    if forced_backend() == "fused":
+        raise ValueError(f"The backend 'fused' was forced, but {obstacle}. Use elmo_backend('reference').")
+    return backend
 
 
 class ELMoLSTM(nn.Module):
@@ -117,7 +119,15 @@ class ELMoLSTM(nn.Module):
         self.use_skip_connections = config.use_skip_connections
         self.dropout = config.dropout
 
-    def forward(self, words_UP: Tensor, index_N: Tensor, batch_sizes: list[int], hidden_LSP: Tensor, cell_LSH: Tensor):
+    def forward(
+        self,
+        words_UP: Tensor,
+        index_N: Tensor,
+        batch_sizes: list[int],
+        hidden_LSP: Tensor,
+        cell_LSH: Tensor,
+        kernel: Kernel | None = None,
+    ):
         """Runs packed tokens through the layers.
 
         The carried state is the projected, clipped `h_t` *before* the skip connection is added.
@@ -127,16 +137,18 @@ class ELMoLSTM(nn.Module):
             index_N: the distinct word of each token.
             batch_sizes: the number of sequences that are still running at each step.
             hidden_LSP, cell_LSH: the state at the start.
+            kernel: computes each layer. Default: the layers are called, and each chooses.
 
         Returns:
             `(outputs, hidden_LSP, cell_LSH)`, with an output `(N, P)` for each layer.
         """
         outputs, states = [], []
-        for depth, layer in enumerate(self.layers):
+        for depth, layer in enumerate(cast(Iterable[ELMoLSTMLayer], self.layers)):
             inputs, index = (outputs[-1], None) if depth else (words_UP, index_N)
             if self.training and self.dropout:  # separate for each token, not for each distinct word
                 inputs, index = F.dropout(inputs if depth else words_UP[index_N], self.dropout), None
-            output_NP, *state = layer(Sequences(inputs, batch_sizes, hidden_LSP[depth], cell_LSH[depth], index))
+            text = Sequences(inputs, batch_sizes, hidden_LSP[depth], cell_LSH[depth], index)
+            output_NP, *state = layer(text) if kernel is None else kernel(layer, text)
             outputs.append(output_NP + inputs if depth and self.use_skip_connections else output_NP)
             states.append(state)
         hidden, cell = zip(*states, strict=True)
@@ -171,32 +183,37 @@ def reference_step(layer: ELMoLSTMLayer, gates_SG: Tensor, hidden_SP: Tensor, ce
 def inference_lstm(layer: ELMoLSTMLayer, text: Sequences) -> LSTMOutput:
     """CPU inference, in float or in 8 bits: in place, without gradients. Cells are float.
 
-    The input gates of a repeated word are computed once.
+    The input gates of a repeated word are computed once. Each step has as few operators as possible: for one sentence,
+    starting them takes as long as computing.
     """
-    state_weight = prepared(layer.state_linear)
-    projection = None if layer.projection is None else prepared(layer.projection)
-    input_gates, dtype = _input_gates(layer, text), text.inputs.dtype
-    hidden_SP, cell_SH = text.hidden_SP.clone(), text.cell_SH.clone()
+    most = text.batch_sizes[0]
+    state_weight = prepared(layer.state_linear, most)
+    projection = None if layer.projection is None else prepared(layer.projection, most)
+    input_gates, clip, ended = _input_gates(layer, text), layer.cell_clip, []
+    hidden_SP, cell_SH = text.hidden_SP, text.cell_SH.clone()
     outputs_NP = text.inputs.new_empty(sum(text.batch_sizes), hidden_SP.shape[-1])
     for rows, sizes in _chunks(text.batch_sizes):
         steps = zip(sizes, input_gates(rows).split(sizes), outputs_NP[rows].split(sizes), strict=True)
         for size, plus_SG, output_SP in steps:
-            gates_SG = product(hidden_SP[:size], state_weight, plus_NG=plus_SG).to(cell_SH.dtype)
+            if size < most:
+                ended.append(hidden_SP[size:])
+                hidden_SP, most = hidden_SP[:size], size
+            gates_SG = product(hidden_SP, state_weight, plus_NG=plus_SG).to(cell_SH.dtype)
             i, f, o, g = gates_SG.chunk(4, dim=-1)
-            gates_SG[:, : -g.shape[-1]].sigmoid_()
-            cell = cell_SH[:size].mul_(f).addcmul_(i, tanh(g, out=g))
-            if layer.cell_clip is not None:
-                cell.clamp_(-layer.cell_clip, layer.cell_clip)
-            hidden = tanh(cell).mul_(o).to(dtype)
-            if projection is not None:
-                hidden = product(hidden, projection, clip=layer.projection_clip)
-            hidden_SP[:size] = output_SP[:] = hidden
-    return outputs_NP, hidden_SP, cell_SH
+            g.mul_(2)
+            gates_SG.sigmoid_()  # of g: tanh(g) = 2 sigmoid(2 g) - 1
+            cell = cell_SH[:size].mul_(f).addcmul_(i, g, value=2).sub_(i)
+            if clip is not None:
+                cell.clamp_(-clip, clip)
+            raw_SH = tanh(cell).mul_(o).to(outputs_NP.dtype)
+            output_SP.copy_(raw_SH if projection is None else product(raw_SH, projection, clip=layer.projection_clip))
+            hidden_SP = output_SP
+    return outputs_NP, torch.cat([hidden_SP, *ended[::-1]]), cell_SH
 
 
 def _input_gates(layer: ELMoLSTMLayer, text: Sequences) -> Callable[[slice], Tensor]:
     """A function that returns the input half of the gates, `(C, G)`, for a chunk of packed rows."""
-    weight = prepared(layer.input_linear, few_rows=False)
+    weight = prepared(layer.input_linear)
     bias_G = _run_time_bias(layer.input_linear.bias, layer.forget_bias)
     index_N = text.index_N
     if index_N is not None and len(text.inputs) <= min(0.8 * len(index_N), MOST_WORDS):
@@ -365,11 +382,13 @@ def run_directions(
     packed = [[start[rows_S].transpose(0, 1) for start in own] for own, rows_S in zip(starts, rows, strict=True)]
     sizes, other_sizes = (batch.packing.batch_sizes for batch in batches)
     tensors = *(batch.words_UP for batch in batches), *states
-    kernel = kernel_of_both(lstms, sizes, *tensors) if sizes == other_sizes else None
+    backend = backend_of_both(lstms, *tensors) if sizes and other_sizes else None
+    kernel = kernel_of_both(lstms, sizes, backend, *tensors) if sizes == other_sizes else None
     if kernel is None:
         texts = [(batch.words_UP, batch.index_N[order_N], batch.packing.batch_sizes) for batch, order_N in streams]
-        calls = [partial(lstm, *text, *own) for lstm, text, own in zip(lstms, texts, packed, strict=True)]
-        found = _run_in_threads(lstms, calls, sizes, *tensors)
+        each = None if backend is None else KERNELS[backend]
+        calls = [partial(lstm, *text, *own, each) for lstm, text, own in zip(lstms, texts, packed, strict=True)]
+        found = _run_in_threads(lstms, calls, sizes, backend, *tensors)
     else:
         inputs_KND = torch.stack([batch.words_UP[batch.index_N[order_N]] for batch, order_N in streams])
         outputs, *ends = run_both(kernel, lstms, inputs_KND, sizes, *map(torch.stack, zip(*packed, strict=True)))
@@ -400,46 +419,47 @@ def run_both(kernel: LayersKernel, lstms: Sequence[ELMoLSTM], inputs_KND: Tensor
     return outputs, torch.stack(hidden, 1), torch.stack(cell, 1)
 
 
+def backend_of_both(lstms: Sequence[ELMoLSTM], *tensors: Tensor) -> str | None:
+    """The one kernel for all layers of both directions; `None` if modules were changed, so that each must be called."""
+    layers = [layer for lstm in lstms for layer in lstm.layers]
+    ours = all(is_unmodified(lstm, (ELMoLSTM,)) for lstm in lstms)
+    if not ours or not all(is_unmodified(layer, (ELMoLSTMLayer,)) for layer in layers):
+        return None
+    return lstm_backend([linear for layer in layers for linear in layer.children()], *tensors)
+
+
 def kernel_of_both(
-    lstms: Sequence[ELMoLSTM], batch_sizes: list[int], inputs: Tensor, *states: Tensor
+    lstms: Sequence[ELMoLSTM], batch_sizes: list[int], backend: str | None, *tensors: Tensor
 ) -> LayersKernel | None:
     """The kernel that computes a layer of both directions; `None` if it is better to take one after the other."""
-    layers = [layer for lstm in lstms for layer in lstm.layers]
-    if not all(is_unmodified(lstm, (ELMoLSTM,)) for lstm in lstms):
-        return None
-    if not batch_sizes or not all(is_unmodified(layer, (ELMoLSTMLayer,)) for layer in layers):
-        return None
-    if fused_obstacle((linear for layer in layers for linear in layer.children()), inputs, *states) is None:
+    if backend == "fused":
         return lambda layers, *arguments: fused_layer(layers, [layer.weights() for layer in layers], *arguments)
-    if not can_use_threads(inputs.device) or _multiplications(layers[0], batch_sizes) < FEW_MULTIPLICATIONS:
+    if backend != "training" or not can_use_threads(tensors[0].device) or not needs_gradients(lstms, *tensors):
         return None
-    is_training = needs_gradients(layers, inputs, *states) and _backends(layers, inputs, *states) == {"training"}
-    return threaded_layer if is_training else None
+    return threaded_layer if _multiplications(lstms[0], batch_sizes) >= FEW_MULTIPLICATIONS else None
 
 
 def _run_in_threads(
-    lstms: Sequence[ELMoLSTM], calls: Sequence[Callable[[], Any]], batch_sizes: list[int], *tensors: Tensor
+    lstms: Sequence[ELMoLSTM],
+    calls: Sequence[Callable[[], Any]],
+    batch_sizes: list[int],
+    backend: str | None,
+    *tensors: Tensor,
 ) -> list[Any]:
     """The results of calls that run one direction each: without gradients at once, or on one thread for few words."""
-    layers = [layer for lstm in lstms for layer in lstm.layers]
-    ours = batch_sizes and all(type(layer) is ELMoLSTMLayer for layer in layers)
     draws = any(lstm.training and lstm.dropout for lstm in lstms)  # from one generator, so in a fixed order
-    possible = ours and not draws and can_use_threads(tensors[0].device) and not needs_gradients(layers, *tensors)
-    backends = _backends(layers, *tensors) if possible else {"reference"}
-    if not backends <= {"inference", "int8", "training"}:
+    possible = backend in ("inference", "int8", "training") and not draws and can_use_threads(tensors[0].device)
+    if not possible or needs_gradients(lstms, *tensors):
         return [call() for call in calls]
-    few = FEW_IN_INT8 if "int8" in backends else FEW_MULTIPLICATIONS
-    if _multiplications(layers[0], batch_sizes) < few:
+    few = FEW_IN_INT8 if backend == "int8" else FEW_MULTIPLICATIONS
+    if _multiplications(lstms[0], batch_sizes) < few:
         return at_once([lambda: [call() for call in calls]], threads=1)[0]
     return at_once(calls, torch.get_num_threads() // 2)
 
 
-def _backends(layers: Sequence[Any], *tensors: Tensor) -> set[str]:
-    return {layer.backend(*tensors) for layer in layers}
-
-
-def _multiplications(layer: Any, batch_sizes: list[int]) -> float:
-    """The mean number of multiplications in a step of one direction."""
+def _multiplications(lstm: ELMoLSTM, batch_sizes: list[int]) -> float:
+    """The mean number of multiplications in a step of a layer."""
+    layer: Any = lstm.layers[0]
     weights = [linear.weight for linear in (layer.state_linear, layer.projection) if linear is not None]
     return sum(batch_sizes) / len(batch_sizes) * sum(weight.numel() for weight in weights)
 

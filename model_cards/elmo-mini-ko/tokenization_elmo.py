@@ -171,8 +171,7 @@ class ELMoTokenizer(TokenizersBackend):
         _check_setting(key, value)
         if key in self.__dict__.get("_options", ()) and value != self.__dict__[key]:
             raise ValueError(
-                f"`{key}` of a tokenizer cannot change from {self.__dict__[key]!r:.80}. Make a new tokenizer: "
-                f"tokenizer.with_vocabulary(tokenizer.get_vocab(), {key}={value!r:.80})."
+                f"`{key}` cannot change; use tokenizer.with_vocabulary(tokenizer.get_vocab(), {key}={value!r:.40})."
             )
         super().__setattr__(key, value)
 
@@ -198,8 +197,7 @@ class ELMoTokenizer(TokenizersBackend):
         ]
         if not any(found):
             raise OSError(
-                f"{pretrained_model_name_or_path} has no tokenizer.json and no vocab.txt. Save the tokenizer of the "
-                "model there, or create one: ELMoTokenizer(vocab_file='vocab.txt')."
+                f"{pretrained_model_name_or_path} has no tokenizer.json or vocab.txt; save the model's tokenizer there."
             )
         return super()._from_pretrained(resolved_vocab_files, pretrained_model_name_or_path, *args, **kwargs)
 
@@ -444,10 +442,7 @@ class ELMoTokenizer(TokenizersBackend):
         for words, padded_TW in zip(map(np.asarray, texts), padded, strict=True):
             start = len(padded_TW) - len(words)
             if start < 0:
-                raise ValueError(
-                    f"A text has {len(padded_TW)} `input_ids`, with padding, and {len(words)} rows of `character_ids`; "
-                    "pass as many of both."
-                )
+                raise ValueError(f"{len(words)} `character_ids` do not fit {len(padded_TW)} `input_ids`; pass as many.")
             self.word_table.widen(words, out=padded_TW[start:] if is_left else padded_TW[: len(words)])
         return padded
 
@@ -484,10 +479,7 @@ class ELMoTokenizer(TokenizersBackend):
         """
         array = np.asarray(character_ids)
         if array.ndim not in (2, 3) or not (np.issubdtype(array.dtype, np.integer) or array.size == 0):
-            raise ValueError(
-                f"`character_ids` must be integers of shape (texts, tokens, width) or (tokens, width); "
-                f"got {array.dtype} of shape {array.shape}."
-            )
+            raise ValueError(f"`character_ids` are {array.dtype} {array.shape}; pass integers of 2 or 3 dimensions.")
         if array.ndim == 3:
             return [self.decode_characters(text, skip_special_tokens) for text in array]
         return self.word_table.decode(array, skip_special_tokens)
@@ -536,16 +528,12 @@ def _check_setting(name: str, value) -> None:
     if name in FIXED_SETTINGS and str(value) != str(FIXED_SETTINGS[name]):
         raise ValueError(f"{name}={value!r}: the special words of ELMo have fixed names; use {FIXED_SETTINGS[name]!r}.")
     if name == "split_special_tokens" and value is not True:
-        raise ValueError(
-            f"{name}={value!r} is not supported: special words in a text are spelled out. To read `<S>` and `</S>` as "
-            "markers, use ELMoTokenizer(literal_markers=True)."
-        )
+        raise ValueError(f"{name}={value!r}: special words are spelled out; see ELMoTokenizer(literal_markers=True).")
     if name in ("padding_side", "truncation_side") and value not in ("left", "right"):
         raise ValueError(f'{name}={value!r}; pass "left" or "right".')
     if value is not None and value != FOREIGN_SETTINGS.get(name, value):
         raise ValueError(
-            f"{name}={value!r} has no effect on this tokenizer, which reads text as it is. Change the text, or see the "
-            "options `pre_tokenization`, `lowercase_unknown` and, of a call, `add_special_tokens`."
+            f"{name}={value!r} has no effect; see `pre_tokenization`, `lowercase_unknown`, `add_special_tokens`."
         )
 
 
@@ -631,6 +619,5 @@ def _check_ids(vocab: Mapping[str, int], source: str) -> None:
     special = {word: vocab.get(word) for word in SPECIAL_WORDS}
     if missing or [*special.values()] != [0, 1, 2, 3]:
         raise ValueError(
-            f"The {len(vocab)} words of {source} need the ids 0 to {len(vocab) - 1}, and the special words the first "
-            f"four; got {special}, and no word with the ids {missing[:5]}."
+            f"{source} needs the ids 0 to {len(vocab) - 1}, special words first; got {special}, no ids {missing[:5]}."
         )

@@ -140,9 +140,8 @@ class ELMoSoftmax(nn.Module):
         last = kept[first:]
         if not len(last) or not torch.equal(kept[:first], ids[:first]) or ((last >= 0) & (last < first)).any():
             raise ValueError(
-                f"In an adaptive softmax only the words after the first {first + 1:,} can change, which are its last "
-                "cluster. Add words at the end (`--vocabulary extend`), or load the model with softmax_type='full' "
-                "(`--softmax_type full`), whose softmax starts anew."
+                f"In an adaptive softmax only the words after the first {first + 1:,} can change. Add words at the end "
+                "(`--vocabulary extend`), or load the model with softmax_type='full' (`--softmax_type full`)."
             )
         words.weight, words.out_features = chosen_rows(words.weight, (last - first).clamp(-1), mean), len(last)
         self.adaptive.n_classes = self.adaptive.cutoffs[-1] = len(kept)
@@ -159,8 +158,7 @@ class ELMoSoftmax(nn.Module):
             raise ValueError(f"`softmax_type` is {self.softmax_type!r}, which has no candidates; pass 'sampled'.")
         if self.num_sampled >= classes:
             raise ValueError(
-                f"`num_sampled` is {self.num_sampled}, but the vocabulary has only {classes} words to predict. Pass a "
-                "smaller `num_sampled`, or softmax_type='full'."
+                f"`num_sampled` is {self.num_sampled}, but there are {classes} words; pass less or softmax_type='full'."
             )
         ranks_C, tries = _draw_distinct(classes, self.num_sampled, generator)
         ids_C = ranks_C + (ranks_C >= self.pad_token_id).long()
@@ -235,10 +233,7 @@ def _adaptive_softmax(classes: int, width: int, cutoffs: list[int] | None) -> nn
     """Default cutoffs are a sixteenth and a quarter of the words, close to Baevski and Auli 2019."""
     cutoffs = cutoffs or sorted({max(1, classes // 16), max(1, classes // 4)})
     if width < 4 ** len(cutoffs):
-        raise ValueError(
-            f"The last cluster of the adaptive softmax with cutoffs {cutoffs} has a width below 1: `projection_size` "
-            f"({width}) divided by {4 ** len(cutoffs)}. Pass fewer `adaptive_cutoffs`."
-        )
+        raise ValueError(f"`adaptive_cutoffs` {cutoffs} leave the last cluster no width of {width}; pass fewer.")
     return nn.AdaptiveLogSoftmaxWithLoss(width, classes, cutoffs, div_value=4.0, head_bias=True)
 
 

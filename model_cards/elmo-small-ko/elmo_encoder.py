@@ -107,7 +107,8 @@ def _filter_tables(embedding_RC: Tensor, *filters_FCK: Tensor) -> list[Tensor]:
     """For each filter width, `(K, R, F)`: the value that a character adds to a window at each position."""
     wide = torch.promote_types(embedding_RC.dtype, torch.float32)  # a sum of rounded entries rounds several times
     with torch.autocast(embedding_RC.device.type, enabled=False):
-        return [torch.einsum("rc,fck->krf", embedding_RC.to(wide), weight.to(wide)) for weight in filters_FCK]
+        tables = [torch.einsum("rc,fck->krf", embedding_RC.to(wide), weight.to(wide)) for weight in filters_FCK]
+        return [table_KRF.contiguous() for table_KRF in tables]
 
 
 def _maxima(characters_UW: Tensor, table_KRF: Tensor) -> Tensor:

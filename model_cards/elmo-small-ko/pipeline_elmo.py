@@ -63,10 +63,7 @@ class ELMoQuestionAnsweringPipeline(ChunkPipeline):
         for name in ("question", "context"):
             text = example.get(name) if isinstance(example, dict) else None
             if not isinstance(text, str) or not text.strip():
-                raise ValueError(
-                    f"`{name}` is {text!r:.80} in {example!r:.80}; pass a dictionary with a text as `question` and as "
-                    "`context`, neither empty."
-                )
+                raise ValueError(f"`{name}` is {text!r:.80} in {example!r:.80}; pass a `question` and a `context`.")
         stride = min(128, max_seq_len // 2) if doc_stride is None else doc_stride
         windows = self.tokenizer(
             example["question"],

@@ -42,7 +42,14 @@ from modeling_elmo.run_scripts.benchmarks.timing import TOLERANCE, Contest, Impl
 
 Peer = dict[str, Any]
 CHECKOUT = "modeling_elmo_of_another_checkout"  # name of its package in this process
-PRODUCT_OPERATORS = ("aten::mm", "aten::addmm", "aten::bmm", "aten::baddbmm", "mkldnn::_linear_pointwise")
+PRODUCT_OPERATORS = (
+    "aten::mm",
+    "aten::addmm",
+    "aten::addmm_",
+    "aten::bmm",
+    "aten::baddbmm",
+    "mkldnn::_linear_pointwise",
+)
 DEVICE_PARTS = ("inference", "training")
 PRECISIONS = {"float32": TOLERANCE, "tf32": 0.02, "bfloat16": 0.1}  # with the largest error of each
 LAUNCHES = ("LaunchKernel", "GraphLaunch")  # parts of the names of CUDA's functions

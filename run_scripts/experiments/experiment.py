@@ -312,7 +312,8 @@ class Experiment:
             "output_dir": str(folder),
             "seed": seed,
             "restore_callback_states_from_checkpoint": True,  # early stopping keeps its count
-            "remove_unused_columns": store is None,  # stored layers are found by `text_number`
+            # Stored layers are found by `text_number`.
+            "remove_unused_columns": store is None and self.trainer_arguments.remove_unused_columns,
         }
         arguments, patience = replace(self.trainer_arguments, **changes), self.arguments.early_stopping_patience
         callbacks = None if patience is None else [EarlyStoppingCallback(patience)]

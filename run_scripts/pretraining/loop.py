@@ -280,6 +280,7 @@ class Pretraining:
         done, arguments = float(self.progress.step), self.arguments
         if arguments.max_steps <= 0:
             done = self.num_steps * min(1.0, self.progress.epoch / arguments.num_train_epochs)
+        assert arguments.learning_rate is not None  # the options set a default
         for group in chain.from_iterable(optimizer.param_groups for optimizer in self.optimizers):
             group["lr"] = arguments.learning_rate * self.rate_factor(done)
 

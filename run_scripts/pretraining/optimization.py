@@ -122,7 +122,7 @@ def make_optimizers(model: nn.Module, arguments: OptimizationArguments) -> list[
     return optimizers
 
 
-def _matrices_of_muon(model: nn.Module) -> list[nn.Parameter]:
+def _matrices_of_muon(model: nn.Module) -> list[Tensor]:
     """The weights of linear layers that are trained, except those of the softmax."""
     linears = ((name, part) for name, part in model.named_modules() if isinstance(part, nn.Linear))
     return [part.weight for name, part in linears if part.weight.requires_grad and "softmax" not in name.split(".")]

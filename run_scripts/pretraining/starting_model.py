@@ -158,7 +158,7 @@ def make_starting_model(
         words, _ = read_vocabulary(path)
         tokenizer = change_vocabulary(model, tokenizer, words, keep_all=arguments.vocabulary == "extend")
         if arguments.vocabulary_size is not None:  # with the old words, if they were kept
-            words = tokenizer.convert_ids_to_tokens(range(len(tokenizer)))
+            words = list(tokenizer.convert_ids_to_tokens(range(len(tokenizer))))
             on_main_process(accelerator, partial(write_vocabulary, path, words))
     return model, tokenizer
 
@@ -186,7 +186,7 @@ def change_vocabulary(
     if keep_all:
         words = [*sorted(old, key=old.__getitem__), *(word for word in words if word not in old)]
     tokenizer = tokenizer.with_vocabulary(words)  # it may have more words: markers that were added to the tokenizer
-    words = tokenizer.convert_ids_to_tokens(range(len(tokenizer)))
+    words = list(tokenizer.convert_ids_to_tokens(range(len(tokenizer))))
     model.replace_vocabulary([old.get(word, -1) for word in words])
     return tokenizer
 

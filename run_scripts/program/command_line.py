@@ -1,5 +1,6 @@
 """The command line of every program: its options, its help and its errors."""
 
+import ctypes
 import errno
 import io
 import math
@@ -29,6 +30,8 @@ UNREAD_OUTPUT = 141  # the shell's exit status for a program whose output nobody
 # A user can put these errors right. All others are bugs.
 MISTAKES = (ValueError, OSError, ImportError, FloatingPointError, StrictDataclassError, SafetensorError)
 OUR_PACKAGES = ("modeling_elmo", "transformers_modules", "__main__")  # the second holds the code of checkpoints
+# glibc's numbers: the size of arrays that are mapped; how much free memory is kept; what is taken beyond a request.
+MALLOC_OPTIONS = {-3: 2**30, -1: 2**31 - 1, -2: 2**26}
 MOST_CHOICES = 10  # shown in the help; Trainer's --optim has 42
 # Options of all programs that name what they replace, and what they read.
 OUTPUT_OPTIONS = ("output", "output_dir", "page")
@@ -235,11 +238,26 @@ def _rehearsed(group: type, options: dict[str, Any]) -> Any:
     return built
 
 
+def keep_memory() -> None:
+    """Lets glibc keep the memory of large arrays for the next ones, unless its variables are set.
+
+    By default it gives each back to the system, which hands out empty pages again: 600,000 page faults in a training
+    step of 4,096 tokens, and an eighth of its time.
+    """
+    if sys.platform != "linux" or any(name.startswith(("MALLOC_", "GLIBC_TUNABLES")) for name in os.environ):
+        return
+    with suppress(AttributeError):  # other C libraries
+        mallopt = ctypes.CDLL(None).mallopt
+        for option, value in MALLOC_OPTIONS.items():
+            mallopt(option, value)
+
+
 def run(main: Callable[[], Any]) -> None:
     """Runs a program as a process: exit status 2 and one line for a mistake of the user, a traceback for a bug.
 
     `--debug` on the command line shows the traceback of every error; transformers' option is `--debug=VALUE`.
     """
+    keep_memory()
     is_debugging = "--debug" in sys.argv
     sys.argv = [argument for argument in sys.argv if argument != "--debug"]
     for stream in (sys.stdout, sys.stderr):
