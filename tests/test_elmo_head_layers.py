@@ -135,8 +135,8 @@ def test_initialisation():
 def test_variational_dropout_has_one_mask_for_all_times():
     torch.manual_seed(0)
     x, text = torch.rand(40 * 7, 50) + 1, torch.arange(40).repeat_interleave(7)
-    assert VariationalDropout(0.5).eval()(x, text, 40) is x and VariationalDropout(0)(x, text, 40) is x
-    scale = (VariationalDropout(0.3)(x, text, 40) / x).view(40, 7, 50)
+    assert VariationalDropout(0.5).eval()(x, text) is x and VariationalDropout(0)(x, text) is x
+    scale = (VariationalDropout(0.3)(x, text) / x).view(40, 7, 50)
     torch.testing.assert_close(scale, scale[:, :1].expand_as(scale))
     assert (scale[:, 0] == 0).logical_or((scale[:, 0] - 1 / 0.7).abs() < 1e-5).all()
     assert len(scale[:, 0].unique(dim=0)) == 40 and len(scale[:, 0].unique(dim=1).t()) == 50  # rows, features

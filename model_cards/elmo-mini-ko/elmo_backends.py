@@ -505,10 +505,7 @@ def sample_of(parameters: Sequence[Tensor]) -> Tensor:
 
 @contextmanager
 def own_share() -> Iterator[None]:
-    """Among several threads that compute with models at the same time, each gets its share of torch's threads.
-
-    Without it, every caller would start as many threads as there are cores. A caller that began alone keeps its own.
-    """
+    """Several threads that compute at the same time share the cores: else each would start threads for all of them."""
     if _is_counted.get() or torch.compiler.is_compiling():
         yield
         return

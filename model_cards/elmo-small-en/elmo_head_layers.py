@@ -44,6 +44,7 @@ FORBIDDEN = -1e30  # far below any sum of real scores; finite, because minus inf
 IMPOSSIBLE = -1e6  # a log-probability that is lower, such as minus infinity, counts as this one
 NEGLIGIBLE = -80.0  # its exponential does not change a sum of 1, but is still a normal float32
 UNKNOWN = -100  # the label of positions without a label, as in all of transformers
+MOST_PAIRS = 2**28  # of the tokens of two texts: their scores take 1 GB
 FEW_PAIRS = 2**14  # of tokens: below, padding costs less than a further group
 LEAST_LOG_PROBABILITY = -1e4  # probability 0, also in half precision; a loss with it is still a usable number
 
@@ -188,6 +189,10 @@ class PackedTexts:
         real = width = other_width = 0
         for text in sorted(filter(self.lengths.__getitem__, sizes), key=sizes.__getitem__, reverse=True):
             own, other = sizes[text]
+            if own * other > MOST_PAIRS:
+                raise ValueError(
+                    f"A text of {own} tokens and one of {other} are too long to compare; pass shorter ones."
+                )
             real, width, other_width = real + own * other, max(width, own), max(other_width, other)
             if groups[-1] and (len(groups[-1]) + 1) * width * other_width > max(2 * real, FEW_PAIRS):
                 groups.append([])
@@ -237,7 +242,7 @@ class PaddedTexts:
     """`PackedTexts` while `torch.export` traces a model: each row is a text, and its padding stays."""
 
     def __init__(self, mask_BT: Tensor):
-        self.mask_BT, self.text_N, self.lengths = mask_BT, mask_BT, ()
+        self.mask_BT = self.text_N = mask_BT
 
     def pack(self, x_ND: Tensor) -> Tensor:
         return x_ND
@@ -274,11 +279,11 @@ class VariationalDropout(nn.Module):
         super().__init__()
         self.rate = rate
 
-    def forward(self, x_ND: Tensor, text_N: Tensor, num_texts: int) -> Tensor:
+    def forward(self, x_ND: Tensor, text_N: Tensor) -> Tensor:
         """Shape: `x_ND` `(tokens, width)`, like the result; `text_N` `(tokens,)`, the text of each token."""
-        if not self.training or not self.rate:
+        if not self.training or not self.rate or not len(x_ND):
             return x_ND
-        return x_ND * F.dropout(x_ND.new_ones(num_texts, x_ND.shape[1]), self.rate)[text_N]
+        return x_ND * F.dropout(x_ND.new_ones(int(text_N.max()) + 1, x_ND.shape[1]), self.rate)[text_N]
 
 
 class TaskRNN(nn.Module):
@@ -314,7 +319,7 @@ class TaskRNN(nn.Module):
             `(tokens, output_size)`, forward half first.
         """
         for depth, layer in enumerate(self.layers):
-            x_ND = self.dropout(x_ND, texts.text_N, len(texts.lengths)) if depth else x_ND
+            x_ND = self.dropout(x_ND, texts.text_N) if depth else x_ND
             if depth == 1 and between_NE is not None:
                 x_ND = torch.cat([x_ND, between_NE], dim=-1)
             x_ND = read_both_ways(layer, x_ND, texts)
@@ -689,14 +694,9 @@ def _log_sum(scores: Tensor, dim: int) -> Tensor:
 def _chain(
     emissions_NK: Tensor, potentials: tuple[Tensor, Tensor, Tensor], allowed: Constraints | None
 ) -> tuple[Tensor, Tensor]:
-    """Scores `(N, S)` of states at packed positions, and `(S, S)` of transitions between states.
+    """Scores `(N, S)` of states at positions, and `(S, S)` of transitions; a chain begins and ends at the boundary.
 
-    A chain begins and ends at the boundary.
-
-    Args:
-        emissions_NK: `(positions, labels)`.
-        potentials: scores of starts `(K,)`, of transitions `(K, K)`, of ends `(K,)`.
-        allowed: as in `LinearChainCRF.decode`.
+    The potentials are scores of starts `(K,)`, of transitions `(K, K)`, of ends `(K,)`.
     """
     wide = torch.promote_types(emissions_NK.dtype, torch.float32)
     # Adding a constant to a position changes no probability. This one keeps the sums small, and so precise.

@@ -39,9 +39,6 @@ class TextPairClassifier(nn.Module):
         # section 5.2 of the ELMo paper
         return encoded_ME if elmo_NE is None else torch.cat([encoded_ME, texts.pack(elmo_NE)], -1)
 
-    def drop_out(self, x_MD: Tensor, texts: PackedTexts) -> Tensor:
-        return self.sequence_dropout(x_MD, texts.text_N, len(texts.lengths))
-
     def reset_parameters(self):
         """Glorot-uniform linear layers, biases 0. The biLSTMs initialise themselves."""
         glorot_(self)
@@ -89,7 +86,7 @@ class BiattentiveClassifier(TextPairClassifier):
         texts_ME = self.encode(fast_linear(self.feedforward, inputs_ND).relu(), texts, elmo_NE)
         context_ME = attend_to_other(texts_ME, texts, rows)
         compared = torch.cat([texts_ME, texts_ME - context_ME, texts_ME * context_ME], -1)
-        integrated_MH = self.integrator(self.drop_out(compared, texts), texts)
+        integrated_MH = self.integrator(self.sequence_dropout(compared, texts.text_N), texts)
         joint_BJ = both_texts(self._pool(integrated_MH, texts), rows)
         for linear in cast(Iterable[nn.Linear], self.joint):
             joint_BJ = fast_linear(linear, self.dropout(joint_BJ)).relu()
@@ -131,7 +128,7 @@ class ESIMClassifier(TextPairClassifier):
         aligned_ME = attend_to_other(texts_ME, texts, rows)
         enhanced = torch.cat([texts_ME, aligned_ME, texts_ME - aligned_ME, texts_ME * aligned_ME], -1)
         projected_MH = fast_linear(self.projection, enhanced).relu()
-        composed_MH = self.composition(self.drop_out(projected_MH, texts), texts)
+        composed_MH = self.composition(self.sequence_dropout(projected_MH, texts.text_N), texts)
         pooled_SP = torch.cat([texts.mean(composed_MH), texts.max(composed_MH)], 1)
         joint_BJ = fast_linear(self.joint, self.dropout(both_texts(pooled_SP, rows))).tanh()
         return self.output(self.dropout(joint_BJ))
@@ -230,8 +227,8 @@ class SpanReader(nn.Module):
         question_ME, context_ME = (self._encoded(inputs_ND, texts, elmo_NE) for texts in (questions, contexts))
         read_MH = self._attend(context_ME, contexts, question_ME, questions)
         read_MH = read_MH + self._attend_to_itself(read_MH, contexts)
-        start_MH = self.start_encoder(self._drop_out(read_MH, contexts), contexts)
-        end_MH = self.end_encoder(self._drop_out(torch.cat([start_MH, read_MH], -1), contexts), contexts)
+        start_MH = self.start_encoder(self.dropout(read_MH, contexts.text_N), contexts)
+        end_MH = self.end_encoder(self.dropout(torch.cat([start_MH, read_MH], -1), contexts.text_N), contexts)
         start_M1, end_M1 = self.start(start_MH), self.end(end_MH)
         scores = (start_M1, end_M1, self.pooling(read_MH))
         pooled = [
@@ -241,11 +238,8 @@ class SpanReader(nn.Module):
         none_B = self.none(self.none_hidden(torch.cat(pooled, -1)).relu()).squeeze(-1)
         return start_M1.squeeze(-1), end_M1.squeeze(-1), none_B
 
-    def _drop_out(self, x_MD: Tensor, texts: PackedTexts) -> Tensor:
-        return self.dropout(x_MD, texts.text_N, len(texts.lengths))
-
     def _encoded(self, words_ND: Tensor, texts: PackedTexts, elmo_NE: Tensor | None) -> Tensor:
-        encoded_ME = self._drop_out(self.encoder(texts.pack(words_ND), texts), texts)
+        encoded_ME = self.dropout(self.encoder(texts.pack(words_ND), texts), texts.text_N)
         return encoded_ME if elmo_NE is None else torch.cat([encoded_ME, texts.pack(elmo_NE)], -1)
 
     def _attend(self, context_ME: Tensor, contexts: PackedTexts, question_ME: Tensor, questions: PackedTexts) -> Tensor:
@@ -263,7 +257,8 @@ class SpanReader(nn.Module):
         return fast_linear(self.attended, torch.cat(joined, -1)).relu()
 
     def _attend_to_itself(self, read_MH: Tensor, contexts: PackedTexts) -> Tensor:
-        states_MH = self._drop_out(self.self_encoder(self._drop_out(read_MH, contexts), contexts), contexts)
+        states_MH = self.self_encoder(self.dropout(read_MH, contexts.text_N), contexts)
+        states_MH = self.dropout(states_MH, contexts.text_N)
         found = []
         for context, _ in contexts.pairs(contexts):
             states_RLH, others_LL = (

@@ -271,7 +271,7 @@ class ELMoTaskModel(ELMoPreTrainedModel):
 
     def _drop_out(self, features_ND: Tensor, mask_BT: Tensor) -> Tensor:
         rows_BT = torch.arange(mask_BT.shape[0], device=mask_BT.device)[:, None].expand_as(mask_BT)
-        return self.feature_dropout(features_ND, unpad(rows_BT, mask_BT), mask_BT.shape[0])
+        return self.feature_dropout(features_ND, unpad(rows_BT, mask_BT))
 
     def label_names(self) -> tuple[str, ...]:
         """The names of the labels in the order of their ids.
@@ -406,7 +406,7 @@ class ELMoForTokenClassification(ELMoTaskModel):
         texts = rows_as_texts(inputs.mask_BT)
         between_NE = None if inputs.between_NE is None else texts.pack(inputs.between_NE)
         hidden_NH = self.encoder(texts.pack(inputs.tokens_ND), texts, between_NE)
-        hidden_NH = self.encoder_dropout(hidden_NH, texts.text_N, len(texts.lengths))
+        hidden_NH = self.encoder_dropout(hidden_NH, texts.text_N)
         if inputs.output_NE is not None:
             hidden_NH = torch.cat([hidden_NH, texts.pack(inputs.output_NE)], dim=-1)
         return texts.unpack(self.classifier(hidden_NH), hidden_NH.shape[0])

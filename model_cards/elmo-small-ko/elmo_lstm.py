@@ -544,33 +544,17 @@ def run_in_export(
 def _padded_lstm(
     lstm: ELMoLSTM, words_BTP: Tensor, mask_BT: Tensor, states: list[Tensor], reverse: bool
 ) -> tuple[list[Tensor], Tensor, Tensor]:
-    """Runs one direction over padded rows, in eval mode.
-
-    Args:
-        words_BTP: a vector for each position.
-        mask_BT: bool, the token mask.
-        states: hidden `(batch, layers, projection_size)` and cell `(batch, layers, lstm_hidden_size)` at the start.
-
-    Returns:
-        `(outputs, hidden_BLP, cell_BLH)`: the output of each layer, `(batch, time, projection_size)`, undefined at
-        padding, and the state after each row's end.
-    """
+    """One direction over padded rows: the output of each layer, undefined at padding, and the states at the end."""
     outputs, ends = [words_BTP], []
-    for depth, layer in enumerate(lstm.layers):
+    for depth, layer in enumerate(cast(Iterable[ELMoLSTMLayer], lstm.layers)):
         start = [state[:, depth].contiguous() for state in states]
-        output_BTP, *end = _padded_layer(layer, outputs[-1], mask_BT, start, reverse)  # type: ignore[arg-type]
+        gates_TBG = layer.input_linear(outputs[-1].transpose(0, 1))
+        end, output_TBP = masked_scan(partial(reference_step, layer), start, gates_TBG, mask_BT, reverse)
+        output_BTP = output_TBP.transpose(0, 1)
         outputs.append(output_BTP + outputs[-1] if depth and lstm.use_skip_connections else output_BTP)
         ends.append(end)
     hidden, cell = zip(*ends, strict=True)
     return outputs[1:], torch.stack(hidden, 1), torch.stack(cell, 1)
-
-
-def _padded_layer(
-    layer: ELMoLSTMLayer, inputs_BTP: Tensor, mask_BT: Tensor, states: list[Tensor], reverse: bool
-) -> tuple[Tensor, ...]:
-    gates_TBG = layer.input_linear(inputs_BTP.transpose(0, 1))
-    ends, outputs_TBP = masked_scan(partial(reference_step, layer), states, gates_TBG, mask_BT, reverse)
-    return outputs_TBP.transpose(0, 1), *ends
 
 
 def masked_scan(

@@ -60,14 +60,6 @@ def splits_of(records: Iterable[RunRecord]) -> list[str]:
     return sorted(found, key=lambda split: (SPLITS.index(split) if split in SPLITS else len(SPLITS), split))
 
 
-def first_split(record: RunRecord) -> str:
-    return splits_of([record])[0]
-
-
-def last_split(record: RunRecord) -> str:
-    return splits_of([record])[-1]
-
-
 def numbers_on(record: RunRecord, split: str) -> dict[str, float]:
     """The scores of a run on a split, without tables such as `per_type`."""
     return {name: value for name, value in record["metrics"].get(split, {}).items() if isinstance(value, (int, float))}
@@ -81,7 +73,7 @@ def scores_on(records: Iterable[RunRecord], split: str, metric: str) -> list[flo
 
 def best_record(records: Sequence[RunRecord]) -> RunRecord:
     """The run with the best score on its first split: validation, or test if there is no other."""
-    return max(records, key=lambda record: record["metrics"][first_split(record)][record["metric"]])
+    return max(records, key=lambda record: record["metrics"][splits_of([record])[0]][record["metric"]])
 
 
 def relative_error_reduction(baseline: float, value: float) -> float:
@@ -187,7 +179,7 @@ def results_report(name: str, records: Sequence[RunRecord]) -> str:
     if weights := mean_layer_weights(records):
         parts += ["## Layer weights", "Softmax-normalised, mean over the runs.", layer_table(weights)]
     if types := type_table(records):
-        parts += ["## By type", f"F1 on {last_split(records[0])}, in percent, mean over the runs.", types]
+        parts += ["## By type", f"F1 on {splits_of([records[0]])[-1]}, in percent, mean over the runs.", types]
     return "\n\n".join([*parts, "## Runs", run_table(records, metric)])
 
 
@@ -196,7 +188,7 @@ def type_table(records: Sequence[RunRecord]) -> str:
     numbers: dict[str, int] = {}
     found: dict[tuple[str, str], list[float]] = defaultdict(list)
     for record in records:
-        last = record["metrics"][last_split(record)]
+        last = record["metrics"][splits_of([record])[-1]]
         for kind, scores in (last.get("per_type") or last.get("per_label") or {}).items():
             numbers[kind] = scores["number"]
             found[kind, record["arm"]].append(scores["f1"])

@@ -22,9 +22,9 @@ from modeling_elmo.run_scripts.cards.card import CardArguments, without_folders
 from modeling_elmo.run_scripts.cards.tables import (
     BASELINE_NAME,
     best_record,
-    first_split,
     layer_names,
     read_record,
+    splits_of,
     write_results,
 )
 from modeling_elmo.run_scripts.experiments import reports
@@ -217,7 +217,7 @@ class Experiment:
                 "--output_dir, or leave out --push_to_hub."
             )
         if len(candidates) > 1:
-            best = best | {"best_of": len(candidates), "best_on": first_split(best)}
+            best = best | {"best_of": len(candidates), "best_on": splits_of([best])[0]}
             reports.write_run(folder, best, self.arguments, self.training)
         return folder
 

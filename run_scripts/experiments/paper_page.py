@@ -14,7 +14,6 @@ from modeling_elmo.run_scripts.cards.figures import draw_layer_weights
 from modeling_elmo.run_scripts.cards.tables import (
     RunRecord,
     by_arm,
-    last_split,
     layer_table,
     markdown_table,
     mean_layer_weights,
@@ -22,6 +21,7 @@ from modeling_elmo.run_scripts.cards.tables import (
     relative_error_reduction,
     score_cell,
     sense_table,
+    splits_of,
 )
 from modeling_elmo.run_scripts.experiments.reports import results_of
 from modeling_elmo.run_scripts.program.files import write_lines
@@ -115,7 +115,7 @@ def update_page(path: Path, page: str):
 
 
 def last_score(record: RunRecord) -> float:
-    return record["metrics"][last_split(record)][record["metric"]]
+    return record["metrics"][splits_of([record])[-1]][record["metric"]]
 
 
 def by_seed(records: Sequence[RunRecord] | None, arm: str, value: Callable[[RunRecord], Any] = last_score):

@@ -22,8 +22,8 @@ from modeling_elmo.run_scripts.cards.tables import (
     BASELINE_NAME,
     RunRecord,
     best_record,
-    last_split,
     score_table,
+    splits_of,
     summary_table,
     write_results,
 )
@@ -169,7 +169,7 @@ def report(records: Sequence[Record], folder: Path, ablation: str | None = None)
     elif len({record["arm"] for record in records}) > 1:
         draw_ablation(records, results / f"{name}.png")
     best = best_record(records)
-    scores = best["metrics"][last_split(best)]
+    scores = best["metrics"][splits_of([best])[-1]]
     if "confusion" in scores:
         draw_confusion(scores["confusion"], list(scores["per_label"]), results / f"{name}_confusion.png")
     print(f"{results}: {name}.json, {name}.md and figures")
