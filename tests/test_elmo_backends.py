@@ -30,6 +30,7 @@ from modeling_elmo.elmo_backends import (
     choose_backend,
     fast_linear,
     forced_backend,
+    own_share,
     packed,
     product,
     tanh,
@@ -337,6 +338,25 @@ def test_callers_in_several_threads(used):
     with ThreadPoolExecutor(4, initializer=lambda: torch.set_num_threads(2)) as pool:
         found = list(pool.map(lambda each: model(**each).last_hidden_state, encodings))
     assert all(torch.equal(*pair) for pair in zip(found, expected, strict=True))
+
+
+def test_callers_share_the_threads_of_torch(two_threads):
+    """The second of two callers at the same time computes alone, and each has its own number again afterwards."""
+
+    def compute():
+        with own_share(), own_share():  # a head, and the biLM in it
+            inside = torch.get_num_threads()
+        return inside, torch.get_num_threads()
+
+    with ThreadPoolExecutor(1) as second:
+        assert second.submit(compute).result() == (2, 2)
+        with own_share():
+            assert second.submit(compute).result() == (1, 2) and torch.get_num_threads() == 2
+    model, encoding, inside = make_model().requires_grad_(False), encoded(), []
+    model.char_encoder.register_forward_hook(lambda *_: inside.append(torch.get_num_threads()))
+    with own_share(), ThreadPoolExecutor(1) as second:
+        second.submit(lambda: model(**encoding)).result()
+    assert inside == [1]
 
 
 def test_calls_run_together_in_the_modes_of_the_caller(two_threads):
