@@ -98,7 +98,7 @@ class ELMoPreTrainedModel(PreTrainedModel):
         """Stores the linear layers of the biLM in 8 bits, in place, and returns the model: for inference on CPU.
 
         They take a quarter of their memory, and a half once their first use made a copy in the layout of fast products.
-        A biLM of the original size computes faster; for one as small as `elmo-small-en` it is the memory that is gained.
+        A biLM of the original size computes faster; with one as small as `elmo-small-en` only memory is gained.
         `save_pretrained` and `from_pretrained` keep the 8 bits, `dequantize` turns them back into float32, as rounded.
         Tables, convolutions, the softmax and heads stay in float32, and so do cells and clips. Other devices compute
         with the plain definition, which is slow. A vocabulary cache is dropped: call `cache_vocabulary` afterwards.
