@@ -769,12 +769,9 @@ def _with_boundary(start_K: Tensor, transitions_KK: Tensor, end_K: Tensor) -> Te
 def _forward(
     scores: Tensor, batch_sizes: list[int], table_SS: Tensor, over: Callable[[Tensor, int], Tensor] = _log_sum
 ) -> tuple[list[Tensor], Tensor]:
-    """A tensor `(R, ..., S)` for each step, and the same after each chain's end, longest chain first.
+    """For scores `(N, ..., S)` of packed positions: `(R, ..., S)` after each step, and after each chain's end.
 
     Each entry reduces, with `over`, the scores of all chains that end in a state.
-
-    Args:
-        scores: `(N, ..., S)`, of packed positions.
     """
     states, ended = [], [scores[:0]]
     state = _nothing(scores, sum(batch_sizes[:1]))

@@ -465,11 +465,7 @@ class ELMoForPreTraining(ELMoScoringMixin, ELMoPreTrainedModel):
         )
 
     def _losses(self, predictions: list[tuple[Tensor, Tensor]], num_items_in_batch, candidates) -> list[Tensor]:
-        """The mean of both directions' losses, which has the gradient, and the loss of each direction.
-
-        Args:
-            predictions: hidden states on the model's device, and targets on the CPU.
-        """
+        """The mean of both directions' losses, which has the gradient, and each loss. Targets are on the CPU."""
         hidden, targets, scales = [], [], []
         for hidden_NP, targets_N in predictions:
             predicted_M = (targets_N != -100).nonzero()[:, 0]

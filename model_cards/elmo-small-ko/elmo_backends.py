@@ -17,6 +17,8 @@ from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import contextmanager
 from contextvars import Context, ContextVar, copy_context
 from functools import cache
+from pathlib import Path
+from threading import Semaphore
 from typing import Any, NamedTuple, TypeVar
 
 import torch
@@ -61,6 +63,7 @@ GLOBAL_HOOKS = "nn.modules.module._has_any_global_hook"
 NOT_ONLY_VALUES = "a tensor has a tangent, is of a subclass, or is in a transformation of torch.func"
 _forced: ContextVar[str | None] = ContextVar("forced backend", default=None)
 _is_counted: ContextVar[bool] = ContextVar("counted among the callers", default=False)
+_slots: Semaphore
 _callers: set[object] = set()  # calls of models that run now, in all threads
 _helpers: ThreadPoolExecutor
 T = TypeVar("T")
@@ -505,17 +508,23 @@ def sample_of(parameters: Sequence[Tensor]) -> Tensor:
 
 @contextmanager
 def own_share() -> Iterator[None]:
-    """Several threads that compute at the same time share the cores: else each would start threads for all of them."""
+    """Callers share the cores: no more compute at a time, each with its part of torch's threads.
+
+    Others wait for a second at most, because one that computes may wait for them.
+    """
     if _is_counted.get() or torch.compiler.is_compiling():
         yield
         return
-    token, marker = _is_counted.set(True), object()
+    token, marker, slots = _is_counted.set(True), object(), _slots
+    has_slot = slots.acquire(timeout=1)
     _callers.add(marker)
     try:
         with _own_threads(max(1, torch.get_num_threads() // len(_callers))):
             yield
     finally:
         _callers.discard(marker)
+        if has_slot:
+            slots.release()
         _is_counted.reset(token)
 
 
@@ -566,24 +575,24 @@ def can_use_threads(device: torch.device) -> bool:
 
 @contextmanager
 def _own_threads(number: int) -> Iterator[None]:
-    """Sets torch's number of threads in the calling thread, and in no other."""
+    """Sets the number of threads of torch, and of MKL inside it, in the calling thread, and in no other."""
     before = torch.get_num_threads()
     set_number = None if before == number else _set_own_threads()
-    if set_number is not None:
-        set_number(number)
+    if set_number is None:
+        yield
+        return
+    set_number(number)
+    before_in_mkl = _set_own_mkl_threads()(number)
     try:
         yield
     finally:
-        if set_number is not None:
-            set_number(before)
+        set_number(before)
+        _set_own_mkl_threads()(before_in_mkl)
 
 
 @cache
 def _set_own_threads() -> Callable[[int], Any] | None:
-    """OpenMP's function for the calling thread, or `None` if torch computes with other threads than OpenMP's.
-
-    `torch.set_num_threads` would change the number of all threads that start later, too.
-    """
+    """OpenMP's function for the calling thread, or `None` if torch's threads are others; torch has none for one."""
     try:
         set_number = ctypes.CDLL("libiomp5md" if sys.platform == "win32" else None).omp_set_num_threads
     except (AttributeError, OSError, TypeError):
@@ -595,8 +604,18 @@ def _set_own_threads() -> Callable[[int], Any] | None:
     return set_number if is_ours else None
 
 
+@cache
+def _set_own_mkl_threads() -> Callable[[int], Any]:
+    """MKL's function for the calling thread: `torch.set_num_threads` gives it a number of its own."""
+    try:
+        return ctypes.CDLL(str(Path(torch.__file__).parent / "lib" / "libtorch_cpu.so")).MKL_Set_Num_Threads_Local
+    except (AttributeError, OSError):
+        return lambda number: number
+
+
 def _start_helpers():
-    global _helpers
+    global _helpers, _slots
+    _slots = Semaphore(os.cpu_count() or 1)
     _callers.clear()
     _helpers = ThreadPoolExecutor(os.cpu_count(), "elmo")  # its threads start with the calls
 

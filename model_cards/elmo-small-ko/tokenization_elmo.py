@@ -362,16 +362,7 @@ class ELMoTokenizer(TokenizersBackend):
         return_attention_mask: bool | None = None,
         **_,
     ) -> tuple[dict[str, list], list[np.ndarray]]:
-        """
-        Encodes texts without truncation, several times faster than the backend.
-
-        Args:
-            lengths: number of words of each text, or of each part of a pair.
-
-        Shape:
-            rows: (words of the batch,), row numbers in the word table
-            result: per key (padded tokens,) per text; row numbers of the tokens, (padded tokens,) per text
-        """
+        """Encodes texts without truncation, several times faster than the backend; also the row of each token."""
         lengths_of_parts = np.array([length for parts in lengths for length in parts])
         if add_special_tokens:
             ends = np.cumsum(lengths_of_parts)
@@ -433,11 +424,7 @@ class ELMoTokenizer(TokenizersBackend):
         return padded.convert_to_tensors(return_tensors)
 
     def _padded_characters(self, texts, lengths: list[int], is_left: bool) -> list[np.ndarray]:
-        """
-        Shape:
-            texts: (tokens, at most max_word_length) each
-            result: (length, max_word_length) each
-        """
+        """`(tokens, at most max_word_length)` each, as `(length, max_word_length)` each."""
         padded = [np.zeros((length, self.max_word_length), dtype=np.int64) for length in lengths]
         for words, padded_TW in zip(map(np.asarray, texts), padded, strict=True):
             start = len(padded_TW) - len(words)

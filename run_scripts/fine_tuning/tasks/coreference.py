@@ -302,10 +302,7 @@ def _is_mention(mention: Any, sentences: list[list[str]]) -> bool:
 
 
 def _numbered_mentions(location: Any, mentions: list[list[int]]) -> list[list[int]]:
-    """The mentions in the order of the document, with clusters counted from 0.
-
-    Clusters that share a mention are merged, as by Lee et al. (2017): OntoNotes has a few.
-    """
+    """The mentions in order, with clusters from 0. Clusters that share one are merged, as by Lee et al. (2017)."""
     from scipy.cluster.hierarchy import DisjointSet
 
     clusters: dict[MentionSpan, int] = {}
