@@ -116,7 +116,7 @@ class ProgramParser(HfArgumentParser):
         for base in chain.from_iterable(reversed(group.__mro__) for group in self.dataclass_types):
             if is_dataclass(base) and isinstance(base, type):
                 is_trainer = base.__module__.startswith("transformers.")
-                title = TRAINER_OPTIONS if is_trainer else getattr(base, "_argument_group_name", "options")
+                title = TRAINER_OPTIONS if is_trainer else vars(base).get("_argument_group_name", "options")
                 self.titles |= dict.fromkeys(get_annotations(base), title)
                 texts |= {item.name: item.metadata["help"] for item in fields(base) if "help" in item.metadata}
         for action in self._actions:

@@ -75,6 +75,7 @@ class CoreferenceArguments(DataArguments):
 class CoreferenceTrainingArguments(TaskTrainingArguments):
     """Trainer's arguments, with the settings of Lee et al. (2017): Adam, and a document a step."""
 
+    _argument_group_name = "training options"
     trainer_options = {"remove_unused_columns": False, "label_names": ["mentions"]}  # for `DocumentCollator`
 
     lr_decay: float = option(

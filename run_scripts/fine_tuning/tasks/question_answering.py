@@ -58,6 +58,7 @@ class QuestionAnsweringArguments(DataArguments):
 class QuestionTrainingArguments(TaskTrainingArguments):
     """Trainer's arguments, with the paper's settings for SQuAD (supplement A.3)."""
 
+    _argument_group_name = "training options"
     adadelta: bool = option(True, ADADELTA_HELP)
     ema_decay: float = option(0.999, EMA_HELP)
     per_device_train_batch_size: int = 45

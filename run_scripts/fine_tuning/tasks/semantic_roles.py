@@ -125,6 +125,7 @@ class SemanticRoleArguments(DataArguments):
 class SemanticRoleTrainingArguments(TaskTrainingArguments):
     """Trainer's arguments, with the paper's settings for semantic roles (He et al. 2017)."""
 
+    _argument_group_name = "training options"
     adadelta: bool = option(True, ADADELTA_HELP)
     per_device_train_batch_size: int = 80
     max_grad_norm: float = 1.0
