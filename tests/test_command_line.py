@@ -389,3 +389,17 @@ def test_other_outputs_may_exist(tmp_path, monkeypatch):
         refuse_replaced_inputs({"output": output, "model": "model", "train_file": ["a.txt"], "hub_model_id": "b.txt"})
     refuse_replaced_inputs({"output_dir": "model", "resume_from_checkpoint": "model", "text": None})
     refuse_replaced_inputs({"output_dir": "model/results", "model_name_or_path": "model"})
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(sys.platform != "linux", reason="glibc is a library of Linux")
+def test_freed_memory_is_kept_for_the_next_array():
+    """Unless the user decides by a variable of glibc."""
+    code = (
+        "import numpy, resource\n"
+        "from modeling_elmo.run_scripts.program.command_line import keep_memory; keep_memory()\n"
+        "faults = lambda: resource.getrusage(resource.RUSAGE_SELF).ru_minflt\n"
+        "numpy.ones(2**24); before = faults(); numpy.ones(2**24); print(faults() - before)"
+    )
+    kept, returned = (int(python("-c", code, **options).stdout) for options in ({}, {"MALLOC_ARENA_MAX": "8"}))
+    assert 10 * kept < returned

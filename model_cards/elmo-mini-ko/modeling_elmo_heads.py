@@ -123,6 +123,11 @@ class TaskInputs(NamedTuple):
     hidden_states: tuple[Tensor, ...] | None
 
 
+def row_numbers(mask_BT: Tensor) -> Tensor:
+    """The row of each real token: `(tokens,)`."""
+    return unpad(torch.arange(mask_BT.shape[0], device=mask_BT.device)[:, None].expand_as(mask_BT), mask_BT)
+
+
 def reads_batch(forward: Callable[..., Any]) -> Callable[..., Any]:
     """`returns_output` for the `forward` of a head, whose inputs and labels may be on the CPU, as the biLM's may."""
 
@@ -270,8 +275,7 @@ class ELMoTaskModel(ELMoPreTrainedModel):
         return self.elmo(*inputs, unpadded=True, return_dict=True).hidden_states
 
     def _drop_out(self, features_ND: Tensor, mask_BT: Tensor) -> Tensor:
-        rows_BT = torch.arange(mask_BT.shape[0], device=mask_BT.device)[:, None].expand_as(mask_BT)
-        return self.feature_dropout(features_ND, unpad(rows_BT, mask_BT))
+        return self.feature_dropout(features_ND, row_numbers(mask_BT))
 
     def label_names(self) -> tuple[str, ...]:
         """The names of the labels in the order of their ids.
@@ -474,9 +478,8 @@ class ELMoForSequenceClassification(ELMoTaskModel):
         inputs = self.read(character_ids, input_ids, attention_mask, token_type_ids, inputs_embeds, elmo_hidden_states)
         batch = inputs.mask_BT.shape[0]
         if self.is_linear:
-            rows_BT = torch.arange(batch, device=inputs.mask_BT.device)[:, None].expand_as(inputs.mask_BT)
             sums_BD = inputs.tokens_ND.new_zeros(batch, inputs.tokens_ND.shape[1])
-            sums_BD = sums_BD.index_add(0, unpad(rows_BT, inputs.mask_BT), inputs.tokens_ND)
+            sums_BD = sums_BD.index_add(0, row_numbers(inputs.mask_BT), inputs.tokens_ND)
             logits = self.classifier(sums_BD / inputs.mask_BT.sum(1, keepdim=True).clamp(min=1))
         else:
             texts = PackedTexts(self._texts(inputs.mask_BT, token_type_ids), inputs.mask_BT)

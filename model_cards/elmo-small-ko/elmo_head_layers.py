@@ -190,9 +190,7 @@ class PackedTexts:
         for text in sorted(filter(self.lengths.__getitem__, sizes), key=sizes.__getitem__, reverse=True):
             own, other = sizes[text]
             if own * other > MOST_PAIRS:
-                raise ValueError(
-                    f"A text of {own} tokens and one of {other} are too long to compare; pass shorter ones."
-                )
+                raise ValueError(f"Texts of {own} and {other} tokens are too long to compare; pass shorter ones.")
             real, width, other_width = real + own * other, max(width, own), max(other_width, other)
             if groups[-1] and (len(groups[-1]) + 1) * width * other_width > max(2 * real, FEW_PAIRS):
                 groups.append([])
