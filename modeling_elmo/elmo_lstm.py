@@ -18,7 +18,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from .elmo_backends import (
-    FEW_IN_INT8,
+    FEW_IN_TRAINING,
     FEW_MULTIPLICATIONS,
     at_once,
     can_use_threads,
@@ -436,7 +436,7 @@ def kernel_of_both(
         return lambda layers, *arguments: fused_layer(layers, [layer.weights() for layer in layers], *arguments)
     if backend != "training" or not can_use_threads(tensors[0].device) or not needs_gradients(lstms, *tensors):
         return None
-    return threaded_layer if _multiplications(lstms[0], batch_sizes) >= FEW_MULTIPLICATIONS else None
+    return threaded_layer if _multiplications(lstms[0], batch_sizes) >= FEW_IN_TRAINING else None
 
 
 def _run_in_threads(
@@ -451,8 +451,7 @@ def _run_in_threads(
     possible = backend in ("inference", "int8", "training") and not draws and can_use_threads(tensors[0].device)
     if not possible or needs_gradients(lstms, *tensors):
         return [call() for call in calls]
-    few = FEW_IN_INT8 if backend == "int8" else FEW_MULTIPLICATIONS
-    if _multiplications(lstms[0], batch_sizes) < few:
+    if _multiplications(lstms[0], batch_sizes) < FEW_MULTIPLICATIONS:
         return at_once([lambda: [call() for call in calls]], threads=1)[0]
     return at_once(calls, torch.get_num_threads() // 2)
 

@@ -9,7 +9,8 @@ Each implementation is first checked against the plain definition; if one is wro
 turns, and the tables show medians over the rounds. "speedup" is the time of a row divided by the time of the first row,
 in the same round. Speedups carry over to other machines, milliseconds do not.
 
-Batches are named ROWSxWORDS: 32x30 has 32 sentences of 3 to 30 words; in 32x30dense all have 30 words.
+Batches are named ROWSxWORDS: 32x30 has 32 sentences of 3 to 30 words; in 32x30dense all have 30 words; 63x5+1x400
+is two batches in one.
 """
 
 import json
@@ -33,7 +34,7 @@ from modeling_elmo.run_scripts.program.command_line import ProgramParser, option
 from modeling_elmo.run_scripts.program.files import check_output, write_json
 from modeling_elmo.run_scripts.program.processes import local_device, processor_name
 
-BENCHMARK_PARTS = ("inference", "training", "pretraining", "fine_tuning", "tokenizer")
+BENCHMARK_PARTS = ("inference", "heads", "training", "pretraining", "fine_tuning", "tokenizer")
 
 
 @dataclass(kw_only=True)
@@ -44,13 +45,17 @@ class BenchmarkArguments:
     device: str = option("cpu", f"Device. On another than cpu, the parts are {' and '.join(DEVICE_PARTS)}.")
     text_file: str | None = option(None, "Text file, one sentence per line. Default: a short text of the repository.")
     preset: str = option("original", "Model size.", choices=[*PRESETS])
-    batches: list[str] = option(["1x20", "32x30", "32x30dense", "128x30"], "Batches for inference, ROWSxWORDS.")
+    batches: list[str] = option(
+        ["1x20", "32x30", "32x30dense", "128x30"], "Batches for inference and heads, ROWSxWORDS."
+    )
     training_batches: list[str] = option(["32x20", "128x20"], "Batches for all training steps, ROWSxWORDS.")
     softmaxes: list[str] = option(
         ["full", "sampled"], f"Softmaxes: {', '.join(SOFTMAXES)}.", choices=[*SOFTMAXES], metavar="SOFTMAX"
     )
     vocabulary_size: int = option(50_000, "Words of the softmax.")
-    against: str | None = option(None, "Folder of another clone, to compare in inference, training and tokenizer.")
+    against: str | None = option(
+        None, "Folder of another clone, to compare in inference, heads, training and tokenizer."
+    )
     peer: list[str] = option(
         [], "FILE:FUNCTION of another ELMo, to compare in inference and training: see model_speed.py."
     )
@@ -102,7 +107,7 @@ def chosen_contests(parsed: BenchmarkArguments, folder: Path, device: torch.devi
     """All contests of the chosen parts, made one by one."""
     sentences = read_sentences(parsed.text_file)
     checkout = model_speed.load_checkout(parsed.against) if parsed.against else None
-    names = {"inference": parsed.batches, "tokenizer": []}
+    names = {"inference": parsed.batches, "heads": parsed.batches, "tokenizer": []}
     inputs = [(part, name) for part in parsed.parts for name in names.get(part, parsed.training_batches)]
     batches = {name: draw_batch(sentences, name, parsed.seed) for _, name in inputs}
     if {"inference", "training"} & {*parsed.parts}:
@@ -115,6 +120,8 @@ def chosen_contests(parsed: BenchmarkArguments, folder: Path, device: torch.devi
         batch = batches[name]
         if part == "pretraining":
             yield step_speed.pretraining_contest(name, batch, parsed.preset, parsed.softmaxes, parsed.vocabulary_size)
+        elif part == "heads":
+            yield from (step_speed.head_contest(head, name, batch, parsed.preset, checkout) for head in HEADS)
         elif part == "fine_tuning":
             yield from (step_speed.fine_tuning_contest(head, name, batch, parsed.preset, folder) for head in HEADS)
         else:

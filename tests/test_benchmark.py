@@ -13,6 +13,8 @@ import torch
 from torch.utils.flop_counter import FlopCounterMode
 
 from modeling_elmo import ELMoConfig, ELMoModel, elmo_backends, elmo_lstm
+from modeling_elmo.elmo_backends import forced_backend
+from modeling_elmo.elmo_head_layers import TaskLSTM
 from modeling_elmo.elmo_operators import int8_obstacle
 from modeling_elmo.run_scripts import benchmark
 from modeling_elmo.run_scripts.benchmarks import (
@@ -64,8 +66,10 @@ def test_every_part_gives_its_rows(tmp_path, monkeypatch, capsys):
     assert implementations(rows, "training", "4x6") == OURS
     assert implementations(rows, "pretraining", "4x6") == softmaxes
     stored = {"layers stored", "layers computed", "layers stored, torch.nn"}
-    for head in ("tagger", "ESIM", "reader"):
+    for head in ("tagger", "BCN", "ESIM", "reader"):
         assert implementations(rows, "fine_tuning", f"{head}, 4x6") == stored
+        for batch in ("1x8", "3x5dense"):
+            assert implementations(rows, "heads", f"{head}, {batch}") == {"this package", "its biLM alone"}
     for pre_tokenization in ("whitespace", "moses", "treebank"):
         assert implementations(rows, "tokenizer", f"{pre_tokenization}, 30 texts") == {"this package", "BertTokenizer"}
     figures = json.loads(output.read_text(encoding="utf-8"))
@@ -114,6 +118,13 @@ def test_no_figure_for_a_wrong_step(monkeypatch):
         measured("--parts", "fine_tuning")
     with pytest.raises(ValueError, match="'full' is wrong: its output 'loss'"):
         measured("--parts", "pretraining")
+
+
+def test_no_figure_for_a_wrong_head(monkeypatch):
+    right = TaskLSTM.forward
+    monkeypatch.setattr(TaskLSTM, "forward", lambda *inputs: right(*inputs) * (forced_backend() is None or 2))
+    with pytest.raises(ValueError, match="'this package' is wrong: its output 'logits'"):
+        measured("--parts", "heads")
 
 
 def test_relative_error():
@@ -172,13 +183,13 @@ def test_against_another_checkout(tmp_path):
         file.write("\nprint('the other package:', __name__, __file__)\n")
     short, output = tmp_path / "short.txt", tmp_path / "figures.json"
     short.write_text("\n".join(" ".join(words) for words in SENTENCES[:30]), encoding="utf-8")
-    parts = ["--parts", "inference", "training", "tokenizer", "--against", str(other), "--output", str(output)]
+    parts = ["--parts", "inference", "heads", "training", "tokenizer", "--against", str(other), "--output", str(output)]
     command = [sys.executable, "-m", "modeling_elmo.run_scripts.benchmark", *SIZES, *parts, "--text_file", str(short)]
     finished = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=300)
     assert finished.returncode == 0, finished.stderr
     assert f"the other package: modeling_elmo_of_another_checkout {other}" in finished.stdout
     rows = [row for row in json.loads(output.read_text())["rows"] if row["implementation"] == "other checkout"]
-    assert [row["part"] for row in rows] == ["inference", "training", "tokenizer", "tokenizer", "tokenizer"]
+    assert [row["part"] for row in rows] == ["inference", *["heads"] * 4, "training", *["tokenizer"] * 3]
     assert all(row["relative_rms_error"] < 1e-5 for row in rows)
 
 
@@ -227,6 +238,7 @@ def test_sentences_of_a_batch():
     assert all(words in SENTENCES for words in batch)
     assert batch == text.draw_batch(SENTENCES, "32x20", seed=0) != text.draw_batch(SENTENCES, "32x20", seed=1)
     assert [len(words) for words in text.draw_batch(SENTENCES, "32x20dense", seed=0)] == [20] * 32
+    assert [len(words) for words in text.draw_batch(SENTENCES, "2x5dense+1x20", seed=0)] == [5, 5, 20]
     cut = text.draw_batch(SENTENCES, "200x20", seed=0)  # more than there are of up to 20 words
     assert len(cut) == 200 and max(map(len, cut)) == 20
 

@@ -223,7 +223,7 @@ def used(monkeypatch, onednn_at_any_size, two_threads):
 
     monkeypatch.setattr(elmo_lstm, "at_once", recorded)
     monkeypatch.setattr(elmo_lstm, "FEW_MULTIPLICATIONS", 0)
-    monkeypatch.setattr(elmo_lstm, "FEW_IN_INT8", 0)
+    monkeypatch.setattr(elmo_lstm, "FEW_IN_TRAINING", 0)
     return numbers
 
 
@@ -244,7 +244,7 @@ def test_vectors_and_states(mode, few, calls, used, monkeypatch):
         pytest.skip(obstacle)
     model, encoding = make_model().requires_grad_(False), encoded()
     monkeypatch.setattr(elmo_lstm, "FEW_MULTIPLICATIONS", few)
-    monkeypatch.setattr(elmo_lstm, "FEW_IN_INT8", few)
+    monkeypatch.setattr(elmo_lstm, "FEW_IN_TRAINING", few)
     if mode == "int8":
         model = model.quantize()
     context = torch.autocast("cpu", torch.bfloat16) if mode == "bfloat16" else nullcontext()

@@ -90,7 +90,7 @@ def test_marginals_sum_the_paths_through_a_label(allowed):
         for (i, place), label in itertools.product(enumerate(places), range(3)):
             through = [score for path, score in scores.items() if path[i] == label]
             row[place, label] = math.exp(log_sum(through) - log_sum(scores.values())) if through else 0
-    found = crf.log_marginals(emissions, MASK, allowed)
+    found = crf.decode(emissions, MASK, allowed)[1]
     torch.testing.assert_close(found.exp(), expected, atol=1e-12, rtol=1e-12)
     assert found.isfinite().all()
     assert allowed is None or (expected == 0).sum() > 6  # some positions are constrained
@@ -102,7 +102,7 @@ def test_decoded_path_is_the_best_of_all(allowed):
     expected = torch.full(MASK.shape, -100)
     for row, (places, scores) in zip(expected, all_paths(crf, emissions, MASK, allowed), strict=True):
         row[places] = torch.tensor(max(scores, key=scores.__getitem__), dtype=torch.long)
-    found = crf.decode(emissions.requires_grad_(), MASK, allowed)
+    found = crf.decode(emissions.requires_grad_(), MASK, allowed)[0]
     assert torch.equal(found, expected)
 
 
@@ -126,7 +126,7 @@ def test_equals_pytorch_crf():
     other = torch.autograd.grad(expected @ weights, [inputs[1], *(other for _, other in pairs)])
     for one, two in zip(own, other, strict=True):
         torch.testing.assert_close(one, two)
-    decoded = [row[row != -100].tolist() for row in mine.decode(emissions, mask)]
+    decoded = [row[row != -100].tolist() for row in mine.decode(emissions, mask)[0]]
     assert decoded == theirs.decode(emissions, mask)
 
 
@@ -135,7 +135,7 @@ def test_gradients_are_those_of_differences():
     labels[0, 1] = labels[3, 2] = -100
 
     def run(emissions, *_):  # the parameters, which gradcheck changes in place
-        return crf.log_likelihood(emissions, labels, MASK), crf.log_marginals(emissions, MASK, ALLOWED).exp()
+        return crf.log_likelihood(emissions, labels, MASK), crf.decode(emissions, MASK, ALLOWED)[1].exp()
 
     assert torch.autograd.gradcheck(run, [emissions.nan_to_num().requires_grad_(), *crf.parameters()])
 
@@ -145,9 +145,9 @@ def test_marginals_are_distributions_in_long_rows():
     mask = torch.rand(2, 400, generator=torch.Generator().manual_seed(0)) < 0.9
     emissions, _ = make_batch(5, mask, dtype=torch.float32)
     for allowed in (None, bio_constraints(BIO)):
-        found = crf.log_marginals(emissions, mask, allowed)
+        found = crf.decode(emissions, mask, allowed)[1]
         torch.testing.assert_close(found.exp().sum(-1), torch.ones(2, 400), atol=1e-6, rtol=0)
-        exact = crf.double().log_marginals(emissions.double(), mask, allowed).float()
+        exact = crf.double().decode(emissions.double(), mask, allowed)[1].float()
         torch.testing.assert_close(found.exp(), exact.exp(), atol=2e-5, rtol=0)
         crf.float()
     torch.testing.assert_close(found[~mask], torch.full_like(found[~mask], -math.log(5)))
@@ -157,14 +157,14 @@ def test_marginals_are_distributions_in_long_rows():
 def test_extreme_emissions_stay_finite(allowed):
     crf, (emissions, labels) = make_crf(5, dtype=torch.float32), make_batch(5, dtype=torch.float32)
     emissions = (1e4 * emissions).requires_grad_()
-    for found in (crf.log_likelihood(emissions, labels, MASK), crf.log_marginals(emissions, MASK, allowed).exp()):
+    for found in (crf.log_likelihood(emissions, labels, MASK), crf.decode(emissions, MASK, allowed)[1].exp()):
         gradients = torch.autograd.grad(found.sum() + found.square().sum(), [emissions, *crf.parameters()])
         assert all(tensor.isfinite().all() for tensor in (found, *gradients))
     with torch.no_grad():
         emissions[..., [2, 4]] += 1e6  # of I-X and I-Y, which cannot start
-    for row in crf.decode(emissions, MASK, bio_constraints(BIO)):
+    for row in crf.decode(emissions, MASK, bio_constraints(BIO))[0]:
         assert is_allowed(row[row != -100].tolist(), bio_constraints(BIO))
-    firsts = crf.log_marginals(emissions, MASK, bio_constraints(BIO)).exp()[0, 0]
+    firsts = crf.decode(emissions, MASK, bio_constraints(BIO))[1].exp()[0, 0]
     assert not firsts[[2, 4]].any()
 
 
@@ -182,15 +182,15 @@ def test_certain_rows_keep_their_precision():
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 def test_half_precision_is_computed_in_float32(dtype):
     crf, (emissions, labels) = make_crf(4, dtype=dtype), make_batch(4, dtype=dtype)
-    found = crf.log_likelihood(emissions, labels, MASK), crf.log_marginals(emissions, MASK)
-    decoded = crf.decode(emissions, MASK)
+    found = crf.log_likelihood(emissions, labels, MASK), crf.decode(emissions, MASK)[1]
+    decoded = crf.decode(emissions, MASK)[0]
     with torch.autocast("cpu", torch.bfloat16):
         under_autocast = crf.float().log_likelihood(emissions.float(), labels, MASK)
-    expected = crf.log_likelihood(emissions.float(), labels, MASK), crf.log_marginals(emissions.float(), MASK)
+    expected = crf.log_likelihood(emissions.float(), labels, MASK), crf.decode(emissions.float(), MASK)[1]
     for one, two in zip((*found, under_autocast), (*expected, expected[0]), strict=True):
         assert one.dtype == torch.float32
         assert torch.equal(one, two)
-    assert torch.equal(decoded, crf.decode(emissions.float(), MASK))
+    assert torch.equal(decoded, crf.decode(emissions.float(), MASK)[0])
 
 
 def table(text):
@@ -273,7 +273,7 @@ def test_constraints_are_on_the_cpu_whatever_the_default_device():
         allowed = bio_constraints(BIO)
     assert {tensor.device.type for tensor in allowed} == {"cpu"}
     crf, (emissions, _) = make_crf(5), make_batch(5)
-    crf.log_marginals(emissions, MASK, allowed)[MASK].exp().square().sum().backward()
+    crf.decode(emissions, MASK, allowed)[1][MASK].exp().square().sum().backward()
     assert all(parameter.grad.any() for parameter in crf.parameters())
 
 
@@ -292,7 +292,7 @@ def test_empty_batches(shape):
     crf, mask = make_crf(4), torch.ones(shape, dtype=torch.bool)
     emissions, labels = make_batch(4, mask)
     assert crf.log_likelihood(emissions, labels, mask).tolist() == [0.0] * shape[0]
-    assert crf.decode(emissions, mask).shape == shape
-    assert crf.log_marginals(emissions, mask).shape == (*shape, 4)
+    assert crf.decode(emissions, mask)[0].shape == shape
+    assert crf.decode(emissions, mask)[1].shape == (*shape, 4)
     with pytest.raises(ValueError, match="`num_labels` is 0; pass 1 or more"):
         LinearChainCRF(0)

@@ -307,15 +307,6 @@ def test_modules_that_quantizers_changed_are_called(kind):
 # Texts without padding
 
 
-def test_texts_that_are_too_long_to_compare(monkeypatch):
-    monkeypatch.setattr(elmo_head_layers, "MOST_PAIRS", 40)
-    masks = [torch.ones(1, length).bool() for length in (8, 5, 6)]
-    first, fits, long = (PackedTexts(mask, mask) for mask in masks)
-    assert len(list(first.pairs(fits))) == 1
-    with pytest.raises(ValueError, match="8 and 6 tokens are too long to compare; pass shorter ones"):
-        list(first.pairs(long))
-
-
 def test_pairs_are_grouped_by_length():
     """A long text does not pad the short ones, whatever the order; all pairs come once, beside the right partner."""
     lengths = torch.tensor([3, 0, 500, 4, 3, 0, 5, 2])

@@ -42,6 +42,7 @@ from modeling_elmo import (
     ELMoModel,
     elmo_backends,
     elmo_head_layers,
+    modeling_elmo_heads,
 )
 from modeling_elmo.elmo_inputs import pad
 
@@ -562,3 +563,12 @@ def test_a_long_text_costs_its_own_words_alone(name, monkeypatch):
         costs.append((sum(event.flops or 0 for event in events), max(event.self_cpu_memory_usage for event in events)))
     (short, small), (long, large), (together, largest) = costs
     assert 0 < together <= 2 * (short + long / 3) and 0 < largest <= 2 * (small + large / 3)
+
+
+@every_head
+def test_rows_that_are_too_long(cls, options, monkeypatch):
+    model = make_model(cls, **options)
+    batch = batch_of(model)
+    length = batch["attention_mask"].shape[1]
+    monkeypatch.setattr(modeling_elmo_heads, "LONGEST_ROW", length - 1)
+    fails(f"row has {length} tokens. Heads read up to {length - 1}: split it", model, **batch)

@@ -21,6 +21,7 @@ from transformers.modeling_outputs import QuestionAnsweringModelOutput, Sequence
 from transformers.utils import ModelOutput, logging
 
 from .configuration_elmo import ELMoConfig
+from .elmo_backends import is_exporting
 from .elmo_head_layers import (
     UNKNOWN,
     LinearChainCRF,
@@ -51,6 +52,8 @@ if TYPE_CHECKING:  # saved with every head, because `custom_pipelines` names it
     from .pipeline_elmo import ELMoQuestionAnsweringPipeline  # noqa: F401
 
 logger = logging.get_logger(__name__)
+
+LONGEST_ROW = 2**14  # tokens; to compare two such texts takes 1 GB
 
 HEAD_PARTS = (
     BiattentiveClassifier,
@@ -255,6 +258,10 @@ class ELMoTaskModel(ELMoPreTrainedModel):
         """Checks a head's inputs and embeds its tokens."""
         inputs = (character_ids, input_ids, attention_mask, token_type_ids, inputs_embeds)
         mask_BT = token_mask(self.config, *inputs)
+        if not is_exporting() and mask_BT.shape[1] > LONGEST_ROW:
+            raise ValueError(
+                f"The longest row has {mask_BT.shape[1]} tokens. Heads read up to {LONGEST_ROW}: split it."
+            )
         layers = None
         if elmo_hidden_states is not None:
             layers = self._given_layers(elmo_hidden_states, mask_BT)
@@ -423,9 +430,7 @@ class ELMoForTokenClassification(ELMoTaskModel):
         return loss + count / items * self.penalty()
 
     def _decode(self, emissions: Tensor, words_BT: Tensor) -> tuple[Tensor, Tensor]:
-        allowed = bio_constraints(self.label_names())
-        predictions = self.crf.decode(emissions, words_BT, allowed)
-        logits = self.crf.log_marginals(emissions, words_BT, allowed)
+        predictions, logits = self.crf.decode(emissions, words_BT, bio_constraints(self.label_names()))
         likeliest = logits.argmax(-1, keepdim=True)
         best = torch.where(predictions[..., None] < 0, likeliest, predictions[..., None])
         swapped = logits.scatter(-1, likeliest, logits.gather(-1, best)).scatter(-1, best, logits.gather(-1, likeliest))

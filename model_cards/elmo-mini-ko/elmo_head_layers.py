@@ -44,7 +44,6 @@ FORBIDDEN = -1e30  # far below any sum of real scores; finite, because minus inf
 IMPOSSIBLE = -1e6  # a log-probability that is lower, such as minus infinity, counts as this one
 NEGLIGIBLE = -80.0  # its exponential does not change a sum of 1, but is still a normal float32
 UNKNOWN = -100  # the label of positions without a label, as in all of transformers
-MOST_PAIRS = 2**28  # of the tokens of two texts: their scores take 1 GB
 FEW_PAIRS = 2**14  # of tokens: below, padding costs less than a further group
 LEAST_LOG_PROBABILITY = -1e4  # probability 0, also in half precision; a loss with it is still a usable number
 
@@ -189,8 +188,6 @@ class PackedTexts:
         real = width = other_width = 0
         for text in sorted(filter(self.lengths.__getitem__, sizes), key=sizes.__getitem__, reverse=True):
             own, other = sizes[text]
-            if own * other > MOST_PAIRS:
-                raise ValueError(f"Texts of {own} and {other} tokens are too long to compare; pass shorter ones.")
             real, width, other_width = real + own * other, max(width, own), max(other_width, other)
             if groups[-1] and (len(groups[-1]) + 1) * width * other_width > max(2 * real, FEW_PAIRS):
                 groups.append([])
@@ -606,27 +603,19 @@ class LinearChainCRF(nn.Module):
         return zeros_B.index_copy(0, texts.text_N[: len(sums_R2)], sums_R2[:, 0] - sums_R2[:, 1])
 
     @torch.compiler.disable  # as `log_likelihood`
-    @torch.no_grad()
-    def decode(self, emissions_BTK: Tensor, mask_BT: Tensor, allowed: Constraints | None = None) -> Tensor:
-        """The most likely label sequence of each row (Viterbi), `(batch, time)`, -100 where the mask is False.
+    def decode(
+        self, emissions_BTK: Tensor, mask_BT: Tensor, allowed: Constraints | None = None
+    ) -> tuple[Tensor, Tensor]:
+        """The most likely labels of each row (Viterbi), and log-probabilities of all labels (forward-backward).
 
         Args:
             emissions_BTK, mask_BT: as in `log_likelihood`.
             allowed: constraints on the sequence. Default: none.
-        """
-        texts = rows_as_texts(mask_BT)
-        scores_NS, table_SS = self(unpad(emissions_BTK, mask_BT), texts, allowed)
-        return _best_labels(scores_NS, table_SS, texts, mask_BT)
 
-    @torch.compiler.disable  # as `log_likelihood`
-    def log_marginals(self, emissions_BTK: Tensor, mask_BT: Tensor, allowed: Constraints | None = None) -> Tensor:
-        """Log-probability of each label at each position given the row (forward-backward), `(batch, time, labels)`.
-
-        Every position has a distribution, which is uniform where the mask is False. Impossible labels have a
-        log-probability of -1e4.
-
-        Args:
-            emissions_BTK, mask_BT, allowed: as in `decode`.
+        Returns:
+            `(batch, time)`: label ids, -100 where the mask is False.
+            `(batch, time, labels)`: log-probability of each label at a position given the row, -1e4 for impossible
+            labels. Every position has a distribution, which is uniform where the mask is False.
         """
         texts = rows_as_texts(mask_BT)
         scores_NS, table_SS = self(unpad(emissions_BTK, mask_BT), texts, allowed)
@@ -634,7 +623,8 @@ class LinearChainCRF(nn.Module):
         joint_NS = ahead_NS + behind_NS - scores_NS  # both include the score of the position itself
         log_probs_NK = texts.unpack(joint_NS[:, :-1].log_softmax(-1), joint_NS.shape[0])
         log_probs_BTK = pad(log_probs_NK, mask_BT).masked_fill(~mask_BT[..., None], -math.log(self.start.numel()))
-        return log_probs_BTK.clamp(min=LEAST_LOG_PROBABILITY)
+        labels_BT = _best_labels(scores_NS.detach(), table_SS.detach(), texts, mask_BT)
+        return labels_BT, log_probs_BTK.clamp(min=LEAST_LOG_PROBABILITY)
 
     def forward(self, emissions_NK: Tensor, texts: Texts, allowed: Constraints | None = None) -> tuple[Tensor, Tensor]:
         """What `_chain` returns. Parameters are read only here: they may be offloaded outside of a module's call."""

@@ -1,4 +1,4 @@
-"""Speed of training steps: of pretraining, and of the paper's tagger, ESIM and reader with their biLM frozen.
+"""Speed of training steps and of heads: the paper's tagger, BCN, ESIM and reader with their biLM frozen.
 
 A pretraining step is measured for several softmaxes. `sampled-dense` is the sampled softmax with a gradient for the
 whole table instead of the rows of the step. `adaptive-bf16` and `adaptive-muon` are the adaptive softmax with `--bf16`
@@ -6,7 +6,7 @@ and with `--optim muon`.
 
 Our fine-tuning step reads stored layers of the biLM (`--cache_features`). It is compared with a step that computes the
 layers, and with a step on stored layers whose network runs in `torch.nn`. A step makes the batch, reads it, and updates
-the network.
+the network. Inference with a head is compared with its biLM alone: a head should cost little beside it.
 """
 
 import copy
@@ -23,12 +23,10 @@ from datasets import Dataset
 from torch import Tensor
 from transformers import DataCollatorForTokenClassification, DataCollatorWithPadding
 
+import modeling_elmo
 from modeling_elmo import (
     ELMoConfig,
     ELMoForPreTraining,
-    ELMoForQuestionAnswering,
-    ELMoForSequenceClassification,
-    ELMoForTokenClassification,
     ELMoTokenizer,
     elmo_backend,
 )
@@ -40,10 +38,12 @@ from modeling_elmo.tokenization.elmo_characters import SPECIAL_WORDS
 NUM_SAMPLED = 8192  # candidates of the sampled softmax
 SOFTMAXES = ("full", "sampled", "sampled-dense", "adaptive", "adaptive-bf16", "adaptive-muon")
 NUM_LABELS, CONTEXT_SENTENCES, WORD_EMBEDDING_SIZE = 13, 5, 50
-HEADS: dict[str, tuple[Any, dict[str, Any]]] = {
-    "tagger": (ELMoForTokenClassification, {"elmo_placement": "input"}),
-    "ESIM": (ELMoForSequenceClassification, {"elmo_placement": "input", "classifier": "esim"}),
-    "reader": (ELMoForQuestionAnswering, {"elmo_placement": "both"}),
+TARGET_NAMES = ("labels", "start_positions", "end_positions")
+HEADS: dict[str, tuple[str, dict[str, Any]]] = {
+    "tagger": ("ELMoForTokenClassification", {"elmo_placement": "input"}),
+    "BCN": ("ELMoForSequenceClassification", {"elmo_placement": "input", "classifier": "bcn"}),
+    "ESIM": ("ELMoForSequenceClassification", {"elmo_placement": "input", "classifier": "esim"}),
+    "reader": ("ELMoForQuestionAnswering", {"elmo_placement": "both"}),
 }
 
 
@@ -93,22 +93,46 @@ def pretraining_contest(
     return Contest("pretraining", name, int(inputs["attention_mask"].sum()), "tokens", implementations)
 
 
-def fine_tuning_contest(head: str, name: str, batch: list[list[str]], preset: str, folder: Path) -> Contest:
-    """Steps of a head on one batch, whose layers are stored in `folder`. Labels are random."""
+def random_head(head: str, batch: list[list[str]], preset: str, package: Any = modeling_elmo) -> tuple[Any, list, Any]:
+    """A head with random weights, examples with random labels, and the collator that pads them."""
     words = sorted({word for sentence in batch for word in sentence})
     tokenizer = ELMoTokenizer(vocab=[*SPECIAL_WORDS, *words], pre_tokenization="whitespace")
     draw = random.Random(0)
-    rows = [
-        {**random_example(head, batch[number:] + batch[:number], tokenizer, draw), "text_number": number}
-        for number in range(len(batch))
-    ]
+    rows = [random_example(head, batch[number:] + batch[:number], tokenizer, draw) for number in range(len(batch))]
     padding = DataCollatorForTokenClassification if head == "tagger" else DataCollatorWithPadding
     torch.manual_seed(0)
     model_class, own = HEADS[head]
     options = {"num_labels": NUM_LABELS, "task_word_embedding_size": WORD_EMBEDDING_SIZE, "vocab_size": len(tokenizer)}
-    model = model_class(ELMoConfig.from_preset(preset, **own, **options)).train()
-    store = feature_store(folder, model.elmo, Dataset.from_list(rows), padding(tokenizer))
-    computing, stored = (FeatureCollator(padding(tokenizer), source) for source in (None, store))
+    config = package.ELMoConfig.from_preset(preset, **own, **options)
+    return getattr(package, model_class)(config), rows, padding(tokenizer)
+
+
+def head_contest(head: str, name: str, batch: list[list[str]], preset: str, checkout: Any) -> Contest:
+    """Inference of a head on one batch, checked against the plain definition."""
+    model, rows, collate = random_head(head, batch, preset)
+    inputs = {key: value for key, value in collate(rows).items() if key not in TARGET_NAMES}
+    models = {"this package": model.eval()}
+    if checkout is not None:
+        models["other checkout"] = random_head(head, batch, preset, checkout)[0].eval()
+        models["other checkout"].load_state_dict(model.state_dict())
+    with torch.no_grad(), elmo_backend("reference"):
+        expected = first_output(model, inputs)
+    measured = [Implementation(title, partial(first_output, each, inputs), expected) for title, each in models.items()]
+    measured.append(Implementation("its biLM alone", torch.no_grad()(partial(model.elmo, **inputs, unpadded=True))))
+    return Contest("heads", f"{head}, {name}", int(inputs["attention_mask"].sum()), "tokens", measured)
+
+
+@torch.no_grad()
+def first_output(model: Any, inputs: dict[str, Tensor]) -> Outputs:
+    return {"logits": model(**inputs)[0]}
+
+
+def fine_tuning_contest(head: str, name: str, batch: list[list[str]], preset: str, folder: Path) -> Contest:
+    """Steps of a head on one batch, whose layers are stored in `folder`. Labels are random."""
+    model, rows, padding = random_head(head, batch, preset)
+    rows = [{**row, "text_number": number} for number, row in enumerate(rows)]
+    store = feature_store(folder, model.train().elmo, Dataset.from_list(rows), padding)
+    computing, stored = (FeatureCollator(padding, source) for source in (None, store))
 
     def step_of(collate: Callable, backend: str | None = None) -> Callable[[], Outputs]:
         copied = copy.deepcopy(model)
@@ -127,17 +151,17 @@ def fine_tuning_contest(head: str, name: str, batch: list[list[str]], preset: st
 def random_example(
     head: str, sentences: list[list[str]], tokenizer: ELMoTokenizer, draw: random.Random
 ) -> dict[str, Any]:
-    """The first sentence with random tags, paired with the second, or as a question about the five after it.
+    """The first sentence with random tags, paired with the next, or as a question about the five after it.
 
-    The answer of the question is one random word.
+    The answer of the question is one random word. A sentence alone is also the one after it.
     """
-    words = sentences[0]
+    words, others = sentences[0], sentences[1:] or sentences
     if head == "tagger":
         labels = [-100, *(draw.randrange(NUM_LABELS) for _ in words), -100]
         return {**tokenizer(words, is_split_into_words=True), "labels": labels}
-    if head == "ESIM":
-        return {**tokenizer(words, sentences[1], is_split_into_words=True), "labels": draw.randrange(NUM_LABELS)}
-    context = [word for sentence in sentences[1 : 1 + CONTEXT_SENTENCES] for word in sentence]
+    if head in ("BCN", "ESIM"):
+        return {**tokenizer(words, others[0], is_split_into_words=True), "labels": draw.randrange(NUM_LABELS)}
+    context = [word for sentence in others[:CONTEXT_SENTENCES] for word in sentence]
     encoding = tokenizer(words, context, is_split_into_words=True)
     answer = draw.randrange(len(encoding["input_ids"]) - len(context) - 1, len(encoding["input_ids"]) - 1)
     return {**encoding, "start_positions": answer, "end_positions": answer}

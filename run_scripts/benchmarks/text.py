@@ -37,8 +37,10 @@ def read_sentences(path: str | None) -> list[list[str]]:
 def draw_batch(sentences: list[list[str]], name: str, seed: int) -> list[list[str]]:
     """Draws the sentences of a batch ROWSxWORDS. If too few are short enough, longer ones are cut.
 
-    At least one sentence has exactly WORDS words; with the ending `dense` all have.
+    At least one sentence has exactly WORDS words; with the ending `dense` all have. `63x5+1x400` is two batches in one.
     """
+    if "+" in name:
+        return [words for part in name.split("+") for words in draw_batch(sentences, part, seed)]
     parsed = re.fullmatch(r"([1-9]\d*)x(\d+)(dense)?", name)
     if not parsed or int(parsed[2]) < SHORTEST_SENTENCE:
         raise ValueError(f"{name!r} is no batch; pass ROWSxWORDS, with {SHORTEST_SENTENCE} words or more.")
