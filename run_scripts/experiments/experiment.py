@@ -112,8 +112,8 @@ class ExperimentArguments(CardArguments):
     ensemble: list[str] | None = option(
         None, "Folders of trained models whose probabilities are averaged. No training."
     )
-    reuse_from: str | None = option(
-        None, "Folder of other experiments: a model of theirs with the same settings is copied."
+    reuse_from: list[str] | None = option(
+        None, "Folders of other experiments: a model of theirs with the same settings is copied."
     )
     early_stopping_patience: int | None = option(
         None, "Number of evaluations without a better score after which training stops."
@@ -141,7 +141,7 @@ def check_options(task: Task, head: HeadArguments, arguments: ExperimentArgument
     options = vars(arguments) | {"push_to_hub": training.push_to_hub}
     trained = next((name for name in REFUSED_WITH_ENSEMBLE if options[name]), None)
     only_baseline = not head.use_elmo and (arguments.compare_baseline or arguments.ablation)
-    no_folder = arguments.reuse_from is not None and not Path(arguments.reuse_from).is_dir()
+    no_folder = [folder for folder in arguments.reuse_from or [] if not Path(folder).is_dir()]
     no_validation = arguments.early_stopping_patience is not None and "validation" not in task.data
     mistakes = [
         (last_seed >= 2**32, f"--seeds {arguments.seeds}: the last seed, {last_seed}, must be below {2**32}."),
@@ -149,7 +149,7 @@ def check_options(task: Task, head: HeadArguments, arguments: ExperimentArgument
         (ensemble and not task.can_average, f"--ensemble: each model for {task.name} keeps other spans; pass one."),
         (only_baseline, "--no_use_elmo trains only the baseline; leave out --compare_baseline and --ablation."),
         (training.resume_from_checkpoint, "--resume_from_checkpoint: a stopped experiment resumes by itself; omit it."),
-        (no_folder, f"--reuse_from {arguments.reuse_from}: there is no such folder; pass another."),
+        (no_folder, f"--reuse_from {' '.join(no_folder)}: there is no such folder; pass another."),
         (
             arguments.cache_features and not head.freeze_bilm,
             "--cache_features needs a frozen biLM; pass --freeze_bilm.",
@@ -247,7 +247,7 @@ class Experiment:
         A record without its model, such as those that we ship, is enough for the tables.
         """
         folder, settings = self._folder_of(arm.name, seed), without_folders(self._settings(arm, seed))
-        places = [self.folder, *map(Path, filter(None, [self.arguments.reuse_from]))]
+        places = map(Path, [self.folder, *(self.arguments.reuse_from or [])])
         for record, other in chain.from_iterable(map(known_records, places)):
             if not is_same_model(record.get("settings", {}), settings):
                 continue
@@ -281,19 +281,21 @@ class Experiment:
         return {
             **reports.run_settings(self.task, self.head, self.training),
             "early_stopping_patience": self.arguments.early_stopping_patience,
-            **self._digests,
+            **self._digests[arm.overrides.get("use_elmo", True)],
             **arm.overrides,
             "train_fraction": arm.fraction * self.task.arguments.train_fraction,
             "seed": seed,
         }
 
     @cached_property
-    def _digests(self) -> dict[str, str]:
-        digests = reports.digests_of(self.task, self.head)
+    def _digests(self) -> dict[bool, dict[str, str]]:
+        """The digests of what a model reads, with ELMo and without."""
+        words = {}
         if self.word_vectors is not None:
             parts = (json.dumps(self.word_vectors.words).encode(), self.word_vectors.vectors.tobytes())
-            digests["word_vectors_digest"] = digest(parts)
-        return digests
+            words["word_vectors_digest"] = digest(parts)
+        heads = {use_elmo: replace(self.head, use_elmo=use_elmo) for use_elmo in (True, False)}
+        return {use_elmo: reports.digests_of(self.task, head) | words for use_elmo, head in heads.items()}
 
     def _train(self, arm: Arm, seed: int) -> Record:
         folder = self._folder_of(arm.name, seed)

@@ -8,8 +8,9 @@ A plan is a JSON file: a list of experiments in the order in which they run.
 
 `files` are relative to the folder of the data. `paper` is the line of the paper beside which the result stands. The
 program `pretrain` trains the biLM further. An experiment with `"bilm": NAME` takes the biLM of the experiment NAME, and
-stands beside the experiment in `beside`, which takes the biLM as it was. A model of a task that several experiments
-need is trained once.
+stands beside the experiment in `beside`, which takes the biLM as it was. `"folds": 10` is cross-validation: fold N is
+the test data of seed N, the next one selects the checkpoint, and the others, of all files together, are trained on. A
+model of a task that several experiments need is trained once, and so is a baseline that `--others` have.
 """
 
 import os
@@ -70,9 +71,9 @@ class PlannedExperiment(NamedTuple):
     """A command of the plan."""
 
     name: str
-    command: list[str]
+    commands: list[list[str]]  # one for each fold
     folder: Path
-    members: int  # models of a task: its arms, with each seed. A run with more seeds has left more records
+    members: int  # models of a task: its arms, with each seed or fold. A run with more seeds has left more records
     answer: Path | None  # file that a program leaves if it trains no model for a task
     settings: dict[str, Any]  # of `begun_with`
 
@@ -129,6 +130,7 @@ def begun_with(entry: PlanEntry, digest: str) -> dict[str, Any]:
     """What the results of an experiment depend on. `digest` is the digest of the model."""
     options = {name: value for name, value in entry["options"].items() if name != "seeds"}
     kept = {"program": entry["program"], "bilm": entry.get("bilm"), "model_digest": digest}
+    kept |= {"folds": entry["folds"]} if "folds" in entry else {}
     return kept | entry["files"] | options
 
 
@@ -174,7 +176,7 @@ def read_plan(path: Path) -> list[PlanEntry]:
 
 
 def planned(entry: PlanEntry, arguments: PaperArguments, digest: str) -> PlannedExperiment:
-    """The command of an entry. `digest` is the digest of the model."""
+    """The commands of an entry. `digest` is the digest of the model."""
     program, *words = entry["program"].split()
     output = Path(arguments.output_dir)
     folder, options, members, answer = output / entry["name"], dict(entry["options"]), 0, None
@@ -194,8 +196,13 @@ def planned(entry: PlanEntry, arguments: PaperArguments, digest: str) -> Planned
         layers = ELMoConfig.from_pretrained(arguments.model_name_or_path).num_hidden_layers
         arms = experiment_arms(options.get("ablation"), options.get("compare_baseline", False), True, layers)
         seeds = arguments.seeds or options.get("seeds", 1)
-        options |= {"model_name_or_path": model, "output_dir": folder, "seeds": seeds, "reuse_from": output}
-        members = len(arms) * seeds
+        options |= {
+            "model_name_or_path": model,
+            "output_dir": folder,
+            "seeds": seeds,
+            "reuse_from": [output, *(arguments.others or [])],
+        }
+        members = len(arms) * entry.get("folds", seeds)
     else:
         answer = folder / "results" / f"{program}.json"
         options |= {"model": model, "output": answer}
@@ -203,8 +210,21 @@ def planned(entry: PlanEntry, arguments: PaperArguments, digest: str) -> Planned
         options |= {"use_cpu": True} if program in ("pretrain", "reproduce") else {"device": "cpu"}
     words += [str(files.pop("text"))] if "text" in files else []
     command = [sys.executable, "-m", "modeling_elmo.run_scripts.modeling_elmo_cli", program, *words]
-    command += option_words(files | options)
-    return PlannedExperiment(entry["name"], command, folder, members, answer, begun_with(entry, digest))
+    each_fold = [fold_options(fold, entry["folds"]) for fold in range(entry["folds"])] if "folds" in entry else [{}]
+    commands = [[*command, *option_words(files | options | fold)] for fold in each_fold]
+    return PlannedExperiment(entry["name"], commands, folder, members, answer, begun_with(entry, digest))
+
+
+def fold_options(fold: int, folds: int) -> dict[str, Any]:
+    """The options of cross-validation for one fold; the data of a fold are its part of each file."""
+
+    def part(number: int) -> str:
+        first, end = 100 * number // folds, 100 * (number + 1) // folds
+        return "+".join(f"{split}[{first}%:{end}%]" for split in ("train", "validation", "test"))
+
+    test, validation, *train = (part((fold + number) % folds) for number in range(folds))
+    splits = {"train_split": "+".join(train), "validation_split": validation, "test_split": test}
+    return {**splits, "seed": fold, "seeds": 1}
 
 
 def option_words(options: dict[str, Any]) -> Iterator[str]:
@@ -212,16 +232,17 @@ def option_words(options: dict[str, Any]) -> Iterator[str]:
         if value is True or value is False:
             yield f"--{name}" if value else f"--no_{name}"
         else:
-            yield from (f"--{name}", str(value))
+            yield from (f"--{name}", *map(str, value if isinstance(value, list) else [value]))
 
 
 def run_command(experiment: PlannedExperiment, threads: int) -> int:
-    """The exit status of the command, whose output goes to a file in its folder."""
+    """The exit status of the commands, whose output goes to a file in the folder."""
     folder = experiment.folder
     write_records(folder, experiment.settings, read_records(folder)[1])
     environment = {"OMP_NUM_THREADS": str(threads), **os.environ}
     with (folder / PLAN_OUTPUT).open("ab") as log:
-        status = subprocess.run(experiment.command, stdout=log, stderr=log, env=environment).returncode
+        runs = (subprocess.run(each, stdout=log, stderr=log, env=environment) for each in experiment.commands)
+        status = next((run.returncode for run in runs if run.returncode), 0)
     if status == 0 and experiment.answer:
         write_records(folder, experiment.settings, [read_json(experiment.answer)])
     print(progress_line(experiment), flush=True)

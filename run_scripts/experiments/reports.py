@@ -95,20 +95,25 @@ def run_settings(task: Task, head: HeadArguments, training: TaskTrainingArgument
 
 
 def digests_of(task: Task, head: HeadArguments) -> dict[str, str]:
-    """Digests of data and biLM, because a file may change and keep its name."""
+    """Digests of data and biLM, because a file may change and keep its name. A baseline reads the tokenizer alone."""
     return {
         "data_digest": digest(json.dumps(row).encode() for rows in task.data.values() for row in rows),
-        "model_digest": model_digest(head.model_name_or_path),
+        "model_digest": model_digest(head.model_name_or_path, is_baseline=not head.use_elmo),
     }
 
 
-def model_digest(name_or_path: str) -> str:
-    """A digest of a model's files, whichever transformers wrote them, or its commit on the Hub."""
+def model_digest(name_or_path: str, is_baseline: bool = False) -> str:
+    """A digest of a model's files, whichever transformers wrote them, or its commit on the Hub.
+
+    Args:
+        is_baseline: whether only the tokenizer is read.
+    """
     config = Path(cached_file(name_or_path, CONFIG_NAME))
     if commit := extract_commit_hash(str(config), None):
         return commit
-    files = [path for kind in ("*.safetensors", "tokenizer*.json") for path in config.parent.glob(kind)]
-    options = {**read_json(config), "transformers_version": None}
+    kinds = ("tokenizer*.json",) if is_baseline else ("*.safetensors", "tokenizer*.json")
+    files = [path for kind in kinds for path in config.parent.glob(kind)]
+    options = {} if is_baseline else {**read_json(config), "transformers_version": None}
     parts = (path.read_bytes() for path in sorted(files))
     return digest(chain([json.dumps(options, sort_keys=True).encode()], parts))
 
