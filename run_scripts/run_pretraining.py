@@ -46,6 +46,7 @@ from modeling_elmo.run_scripts.pretraining.starting_model import (
     settings_of,
 )
 from modeling_elmo.run_scripts.program.command_line import ProgramParser, option, run
+from modeling_elmo.run_scripts.program.files import read_json
 from modeling_elmo.run_scripts.program.processes import check_processes, has_accelerator, sole_run
 
 
@@ -102,6 +103,7 @@ def pretrain(
         training.restore(checkpoint)
         check_same_model(model.config, tokenizer, training.progress.settings or {}, model_args, checkpoint)
     else:
+        training.progress.earlier_trainings = trainings_of(model_args.model_name_or_path)
         continue_adagrad(training, model_args)
     if message := training.progress.evaluate_on(held_out.order if held_out else None):
         accelerator.print(message)
@@ -168,6 +170,13 @@ def checkpoint_to_resume(output_dir: Path, name: str | None, accelerator: Accele
     return checkpoints.to_resume(name)
 
 
+def trainings_of(name: str | None) -> list[dict[str, Any]]:
+    """The records of the trainings of a biLM that is trained further, oldest first, as far as its folder has them."""
+    path = name and cached_file(name, "results/pretraining.json", _raise_exceptions_for_missing_entries=False)
+    record = read_json(Path(path)) if path else {}
+    return [*record.pop("earlier_trainings", ()), *filter(None, [record])]
+
+
 def continue_adagrad(training: Pretraining, model_args: ModelArguments):
     """Loads the accumulators of a converted TensorFlow checkpoint, if `--model_name_or_path` has them."""
     name = model_args.model_name_or_path
@@ -205,6 +214,7 @@ def record_of_run(
         "settings": progress.settings,
         "earlier_settings": progress.earlier_settings,
         "log": progress.log,
+        "earlier_trainings": progress.earlier_trainings,
         "base_model": progress.base_model,
         "base_model_on_hub": hub_name(progress.base_model),
         "published_step": published_step,

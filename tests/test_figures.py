@@ -23,6 +23,7 @@ EVALUATIONS = [
     for step, perplexity in ((0, math.inf), (50, 500.0), (100, 250.0))
 ]
 STEPS = [{"step": 50, "sampled_loss": 6.5}, {"step": 100, "sampled_loss": 5.5}]
+RUN = {"log": [*EVALUATIONS, *STEPS], "published_step": 100}
 SAMPLED = ELMoConfig.from_preset("tiny", softmax_type="sampled", num_sampled=3000)
 CURVE = [
     record(f"{family}{ending}", seed, 0.1, score + share / 10 + seed / 100, train_samples=int(1000 * share))
@@ -38,7 +39,7 @@ PAIRS = [
 USES = {"1990": np.eye(4)[:1], "2000": np.eye(4)[1:], "2010": -np.eye(4)[:2]}
 PICTURES = {
     "change": lambda path: draw_change(PAIRS, True, USES, path),
-    "pretraining": lambda path: draw_curve(EVALUATIONS, STEPS, SAMPLED, 100, path),
+    "pretraining": lambda path: draw_curve([RUN], SAMPLED, path),
     "map": lambda path: draw_map(np.eye(4), {"one": [0, 1], "눈": [2]}, path),
     "layer weights": lambda path: draw_layer_weights(RECORDS, path),
     "ablation": lambda path: draw_ablation(RECORDS, path),
@@ -76,7 +77,7 @@ def test_pictures_are_files(name, figures, tmp_path, monkeypatch, caplog):
 
 
 def test_picture_of_a_pretraining_run(figures, tmp_path):
-    draw_curve(EVALUATIONS, STEPS, SAMPLED, 100, tmp_path / "a.png")
+    draw_curve([RUN], SAMPLED, tmp_path / "a.png")
     top, bottom = figures[0].axes
     lines = {line.get_label(): line for axis in (top, bottom) for line in axis.lines}
     assert lines["both directions"].get_xydata().tolist() == [[50, 500], [100, 250]]
@@ -88,13 +89,23 @@ def test_picture_of_a_pretraining_run(figures, tmp_path):
     assert "nats" in bottom.get_ylabel() and bottom.get_xlabel() == "optimizer steps"
 
 
+def test_picture_of_a_biLM_that_was_trained_further(figures, tmp_path):
+    """Its steps go on; the evaluation before the second training is that after the first."""
+    further = {"log": [{**EVALUATIONS[2], "step": 0}, {**EVALUATIONS[1], "step": 40}], "published_step": 40}
+    draw_curve([RUN, further], SAMPLED, tmp_path / "a.png")
+    lines = {line.get_label(): line for line in figures[0].axes[0].lines}
+    assert lines["both directions"].get_xydata().tolist() == [[50, 500], [100, 250], [140, 500]]
+    assert set(lines["trained further: step 100"].get_xdata()) == {100}
+    assert set(lines["published: step 140"].get_xdata()) == {140}
+
+
 @pytest.mark.parametrize(("large", "panels"), [(math.inf, 1), (math.nan, 1), (1e300, 2)])
 def test_picture_of_a_diverged_or_empty_run(large, panels, figures, tmp_path, caplog):
     """Points that are no numbers are left out; a panel without points, too."""
     diverged = [{"step": step, "perplexity": large, "forward": large, "backward": large} for step in (0, 100)]
-    assert draw_curve(diverged, STEPS, SAMPLED, 100, tmp_path / "a.png") is True
+    assert draw_curve([{**RUN, "log": [*diverged, *STEPS]}], SAMPLED, tmp_path / "a.png") is True
     assert len(figures[0].axes) == panels
-    assert draw_curve([], [], SAMPLED, 100, tmp_path / "b.png") is False
+    assert draw_curve([{**RUN, "log": []}], SAMPLED, tmp_path / "b.png") is False
     assert "b.png is not drawn: its records have nothing to draw" in caplog.text
 
 

@@ -181,6 +181,11 @@ def test_training_a_checkpoint_further(kind, base, tmp_path):
     card = (tmp_path / "run" / "README.md").read_text(encoding="utf-8")
     assert f"{first['perplexity']:.2f} before the training" in card and f"{last['perplexity']:.2f}" in card
     assert "trained further from run" in card
+    before, record = (read_result(folder / "run", "pretraining") for folder in (base, tmp_path))
+    assert record["earlier_trainings"] == [{name: before[name] for name in before if name != "earlier_trainings"}]
+    epochs = [each["log"][-1]["epoch"] for each in (before, record)]
+    for row, epoch in zip(re.findall(r".*\| .* million \|.*", card), epochs, strict=True):
+        assert f"| {epoch * before['data']['words'] / 1e6:.1f} million | {epoch:.2f} | " in row
     after = measure(tmp_path)
     assert after.perplexity == pytest.approx(last["perplexity"], rel=1e-6)
     assert after.vocabulary_size == last["vocabulary_size"] == run.plain_model.config.vocab_size

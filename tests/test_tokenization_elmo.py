@@ -37,11 +37,10 @@ def tokenizer() -> ELMoTokenizer:
     return ELMoTokenizer(vocab=VOCABULARY)
 
 
-@pytest.fixture(params=["moses", "treebank", "whitespace", "lowercase_unknown"], scope="module")
+@pytest.fixture(params=["moses", "treebank", "whitespace", "lowercase_unknown", "plain_signs"], scope="module")
 def any_tokenizer(request) -> ELMoTokenizer:
-    options = (
-        {"lowercase_unknown": True} if request.param == "lowercase_unknown" else {"pre_tokenization": request.param}
-    )
+    is_option = request.param in ("lowercase_unknown", "plain_signs")
+    options = {request.param: True} if is_option else {"pre_tokenization": request.param}
     return ELMoTokenizer(vocab=VOCABULARY, max_word_length=12, **options)
 
 
@@ -522,6 +521,46 @@ def test_lowercase_unknown(options):
 
 
 # Words in another form of Unicode
+
+
+SIGNS = {  # a text, and the same with plain signs
+    "They won’t go.": "They won't go.",
+    "“Yes”, she said: ‘No’.": "\"Yes\", she said: 'No'.",
+    "Wait… what—no – 1990–2000": "Wait ... what -- no - 1990-2000",
+    "a café (naïve) 한국": unicodedata.normalize("NFC", "a café (naïve) 한국"),
+    "it’s e‑mail": "it's e-mail",
+}
+
+
+@pytest.mark.parametrize("pre_tokenization", ["moses", "treebank"])
+@pytest.mark.parametrize("is_whole", [False, True], ids=["numpy", "backend"])
+def test_typographic_signs_are_looked_up_as_plain_ones(pre_tokenization, is_whole, tmp_path):
+    words = [*VOCABULARY, "'", '"', "--", "...", "-", "café", "n't", "'t", "'s", "e-mail"]
+    ELMoTokenizer(vocab=words, pre_tokenization=pre_tokenization, plain_signs=True).save_pretrained(tmp_path)
+    tokenizer, exact = (
+        ELMoTokenizer.from_pretrained(tmp_path),
+        ELMoTokenizer.from_pretrained(tmp_path, plain_signs=False),
+    )
+    for text, plain in SIGNS.items():
+        text = unicodedata.normalize("NFD", text) if "é" in text else text
+        found, wanted = (
+            each(words, return_tensors="np", return_offsets_mapping=is_whole)
+            for each, words in ((tokenizer, text), (exact, plain))
+        )
+        assert all(np.array_equal(found[key], wanted[key]) for key in ("input_ids", "character_ids")), text
+        assert not np.array_equal(exact(text, return_tensors="np")["character_ids"], wanted["character_ids"])
+        if is_whole:  # the words of the text itself
+            pieces = [text[start:end] for start, end in found["offset_mapping"][0][1:-1]]
+            assert pieces == tokenizer.splitter.words(text) and "".join(pieces) == "".join(text.split())
+        given = [tokenizer.splitter.words(text)]
+        assert np.array_equal(
+            tokenizer(given, is_split_into_words=True, return_tensors="np")["character_ids"], wanted["character_ids"]
+        )
+    counted = (
+        exact.train_new_from_iterator([["“it’s” “it’s”"]], 20),
+        tokenizer.train_new_from_iterator([["“it’s”"]], 20),
+    )
+    assert [sorted(each.get_vocab())[:2] for each in counted] == [["</S>", "<PAD>"], ['"', "'s"]]
 
 
 @pytest.mark.parametrize("options", [{}, GIVEN, {"return_offsets_mapping": True}], ids=["raw", "given", "backend"])

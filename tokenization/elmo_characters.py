@@ -151,6 +151,7 @@ class WordTable:
         max_word_length: width of a row; a longer word is cut.
         literal_markers: whether the markers that the alphabet names are markers as words, or spelled out.
         cut_before_lookup: whether a longer word is its first characters, also for its id.
+        spelling: of a word, how it is looked up.
     """
 
     def __init__(
@@ -160,6 +161,7 @@ class WordTable:
         max_word_length: int,
         literal_markers: bool = False,
         cut_before_lookup: bool = False,
+        spelling: Callable[[str], str] = str,
         max_words: int = 2**18,
     ):
         self.alphabet = alphabet
@@ -167,6 +169,7 @@ class WordTable:
         self.max_word_length = max_word_length
         self.marker_rows = dict(zip(alphabet.markers, (BOS_ID, EOS_ID), strict=True)) if literal_markers else {}
         self.cut_before_lookup = cut_before_lookup
+        self.spelling = spelling
         self.max_words = max_words
         self.dtype = np.int16 if alphabet.size <= np.iinfo(np.int16).max else np.int32
         self.clear()
@@ -194,8 +197,8 @@ class WordTable:
         """Gives a new word its row."""
         if not isinstance(word, str):
             raise TypeError
-        if self.cut(word) != word:
-            return self._row_of_word[self.cut(word)]
+        if (looked_up := self.looked_up(word)) != word:
+            return self._row_of_word[looked_up]
         row = self._num_rows
         if row == len(self._ids_N):
             self._ids_N, self._lengths_N, self._characters_NW = (
@@ -207,8 +210,9 @@ class WordTable:
         self._num_rows += 1
         return row
 
-    def cut(self, word: str) -> str:
-        """The part of a word that its id depends on."""
+    def looked_up(self, word: str) -> str:
+        """The part of a word that its id depends on, in its spelling."""
+        word = self.spelling(word)
         return word[: self.max_word_length - 2] if self.cut_before_lookup else word
 
     def __getstate__(self) -> dict:

@@ -47,7 +47,7 @@ from .elmo_characters import (
     positions_of_tokens,
     read_vocabulary,
 )
-from .elmo_pretokenization import TextSplitter
+from .elmo_pretokenization import TextSplitter, plain_word
 
 logger = logging.get_logger(__name__)
 
@@ -113,6 +113,9 @@ class ELMoTokenizer(TokenizersBackend):
             them swapped.
         lowercase_unknown: whether an unknown word gets the id of its lowercase form, for tasks with lowercase word
             vectors such as GloVe. This applies to encodings, not to `convert_tokens_to_ids`.
+        plain_signs: whether words are looked up with plain signs, as models know them that have read no others: `won’t`
+            as `won't`, “ as ", — as --, … as ..., and letters that are written in parts as one (NFC). The text, its
+            words and their offsets stay. This applies to encodings, too.
     """
 
     vocab_files_names = {"vocab_file": "vocab.txt", "tokenizer_file": "tokenizer.json"}
@@ -133,6 +136,7 @@ class ELMoTokenizer(TokenizersBackend):
         begin_of_word: str = "<bow>",
         end_of_word: str = "<eow>",
         lowercase_unknown: bool = False,
+        plain_signs: bool = False,
         **kwargs,
     ):
         options = {
@@ -145,17 +149,19 @@ class ELMoTokenizer(TokenizersBackend):
             "begin_of_word": begin_of_word,
             "end_of_word": end_of_word,
             "lowercase_unknown": lowercase_unknown,
+            "plain_signs": plain_signs,
         }
         for name in kwargs:
             if similar := get_close_matches(name, ["vocab_file", "tokenizer_file", "vocab", *options], 1, 0.85):
                 raise TypeError(f"ELMoTokenizer has no option `{name}`. Did you mean `{similar[0]}`?")
-        for name in ("literal_markers", "cut_before_lookup", "lowercase_unknown"):
+        for name in ("literal_markers", "cut_before_lookup", "lowercase_unknown", "plain_signs"):
             if not isinstance(options[name], bool):
                 raise ValueError(f"{name}={options[name]!r}; pass True or False.")
         self._options = tuple(options)
         self.__dict__.update(options)  # `save_pretrained` writes all attributes with the name of a keyword
         characters = build_alphabet(alphabet, max_word_length, lexicon, begin_of_word, end_of_word)
-        self.word_table = WordTable(characters, self._id_of_word, max_word_length, literal_markers, cut_before_lookup)
+        how = max_word_length, literal_markers, cut_before_lookup, plain_word if plain_signs else str
+        self.word_table = WordTable(characters, self._id_of_word, *how)
         spelled = [word for word in SPECIAL_WORDS if word not in self.word_table.marker_rows]
         self._spelled_special_word = re.compile(rf"(?<!\S)(?:{'|'.join(spelled)})(?!\S)")
         self._tokenizer = _load_backend(vocab, tokenizer_file, vocab_file)
@@ -216,7 +222,8 @@ class ELMoTokenizer(TokenizersBackend):
 
     def _make_splitter(self) -> TextSplitter:
         added = map(str, self._tokenizer.get_added_tokens_decoder().values())
-        return TextSplitter(self.pre_tokenization, (token for token in added if token not in SPECIAL_WORDS))
+        words = (token for token in added if token not in SPECIAL_WORDS)
+        return TextSplitter(self.pre_tokenization, words, self.plain_signs)
 
     @one_call_at_a_time
     def _add_tokens(self, new_tokens: Sequence[str | AddedToken], special_tokens: bool = False) -> int:
@@ -246,7 +253,7 @@ class ELMoTokenizer(TokenizersBackend):
 
     def _looked_up(self, word: str) -> str:
         """A given word as the backend looks it up. It would drop an empty word."""
-        word = self.word_table.cut(word)
+        word = self.word_table.looked_up(word)
         row = self.word_table.marker_rows.get(word)
         return self.disguised(word) or DISGUISE if row is None else SPECIAL_WORDS[row]
 
@@ -495,7 +502,8 @@ class ELMoTokenizer(TokenizersBackend):
         counts: Counter[str] = Counter()
         for texts in text_iterator:
             for text in [texts] if isinstance(texts, str) else texts:
-                counts.update(word for word in self.splitter.words(text) if word not in self.splitter.added)
+                words = (word for word in self.splitter.words(text) if word not in self.splitter.added)
+                counts.update(map(self.word_table.spelling, words))
         options = {}
         if new_special_tokens:
             options["extra_special_tokens"] = [*self.extra_special_tokens, *new_special_tokens]

@@ -7,9 +7,10 @@ token, such as a marker `[E1]`, is a chunk of its own, and one word.
 
 import re
 import unicodedata
-from collections.abc import Callable, Iterable, Iterator
-from functools import lru_cache
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from functools import lru_cache, partial
 from itertools import accumulate, chain
+from types import MappingProxyType
 from typing import Any
 
 from tokenizers import NormalizedString, PreTokenizedString, Regex, pre_tokenizers
@@ -56,6 +57,7 @@ TREEBANK_PUNCTUATION = [
 # The rules know ASCII, as the Treebank does, and read typographic signs as those of ASCII. A semicolon, always a word,
 # stands for the em dash and the ellipsis. The words have the signs of the text.
 ASCII_SIGNS = str.maketrans("‘’‚‛“”„‟‐‑–—―…", "''''\"\"\"\"---;;;")
+PLAIN_SIGNS = ASCII_SIGNS | {ord("—"): "--", ord("―"): "--", ord("…"): "..."}
 TREEBANK_FINAL_PERIOD = re.compile(r"(?<!\S)(\S*[^\s.])\.([\s\])}>\"']*)$")
 TREEBANK_CONTRACTIONS = [
     (re.compile(r"(?i)(?<=[^'\s])('(?:s|m|d|ll|re|ve)?|n't)(?=\s)"), r" \1"),
@@ -69,12 +71,19 @@ TREEBANK_CONTRACTIONS = [
 ]
 
 
-def moses_words(chunk: str, is_first: bool, following: str) -> tuple[str, ...]:
+def plain_word(word: str) -> str:
+    """The word with ASCII's signs in place of typographic ones, and with composed letters (Unicode's form NFC)."""
+    return word if word.isascii() else unicodedata.normalize("NFC", word).translate(PLAIN_SIGNS)
+
+
+def moses_words(
+    chunk: str, is_first: bool, following: str, signs: Mapping[int, str] = MappingProxyType({})
+) -> tuple[str, ...]:
     """The English tokenizer of the Moses toolkit, used to train the AI2 models: `didn't` is `didn 't`.
 
-    `following` is the first character of the next chunk, or empty at the end of the text.
+    `following` is the first character of the next chunk, or empty at the end of the text. `signs` are read as others.
     """
-    classes = "".join(map(_moses_class, chunk))
+    classes = "".join(map(_moses_class, chunk.translate(signs)))
     classes = ("" if is_first else " ") + classes + (" " if following else "")
     pieces = _substitute(MOSES_RULES, classes).split()
     words = []
@@ -138,8 +147,12 @@ def _memory(words_of_chunk: Callable) -> Memory:
     return Memory(lambda key: words_of_chunk(*((key, False, "#") if isinstance(key, str) else key)))
 
 
-WORDS_OF_CHUNK = {"moses": _memory(moses_words), "treebank": _memory(treebank_words)}
-PRE_TOKENIZATIONS = (*WORDS_OF_CHUNK, "whitespace")
+PRE_TOKENIZATIONS = ("moses", "treebank", "whitespace")
+WORDS_OF_CHUNK = {
+    ("moses", False): _memory(moses_words),
+    ("moses", True): _memory(partial(moses_words, signs=ASCII_SIGNS)),
+    **dict.fromkeys([("treebank", False), ("treebank", True)], _memory(treebank_words)),
+}
 
 
 class TextSplitter:
@@ -148,12 +161,13 @@ class TextSplitter:
     Args:
         added: tokens that are words wherever the text has them, unless a letter or digit of theirs continues a word of
             the text.
+        plain_signs: whether the text is split as one with plain signs.
     """
 
-    def __init__(self, pre_tokenization: str, added: Iterable[str] = ()):
+    def __init__(self, pre_tokenization: str, added: Iterable[str] = (), plain_signs: bool = False):
         if pre_tokenization not in PRE_TOKENIZATIONS:
             raise ValueError(f"pre_tokenization={pre_tokenization!r} is unknown; pass one of {PRE_TOKENIZATIONS}.")
-        self.name = pre_tokenization
+        self.name, self.plain_signs = pre_tokenization, plain_signs
         self.added = dict.fromkeys(sorted(added, key=lambda token: (-len(token), token)))  # the longest is found first
         self._added = re.compile(f"({'|'.join(map(_no_part_of_a_word, self.added))})")
 
@@ -166,7 +180,7 @@ class TextSplitter:
         return list(chain.from_iterable([part] if i % 2 else part.split() for i, part in enumerate(parts)))
 
     def _words_of_chunks(self, chunks: list[str]) -> list[tuple[str, ...]]:
-        words_of_chunk = WORDS_OF_CHUNK[self.name]
+        words_of_chunk = WORDS_OF_CHUNK[self.name, self.plain_signs]
         words = list(map(words_of_chunk.__getitem__, chunks))
         last = len(chunks) - 1
         for i in {0, last, *(i for i, chunk in enumerate(chunks) if "." in chunk)} if chunks else ():

@@ -78,15 +78,24 @@ def pretraining_values(
 ) -> dict[str, Any]:
     """The card's values about the training; also draws its curve."""
     steps = [entry for entry in run["log"] if "loss" in entry or "sampled_loss" in entry]
-    last = steps[-1] if steps else {}
+    last, trainings = steps[-1] if steps else {}, [*run.get("earlier_trainings", ()), run]
     return {
-        "has_curve": draw_curve(evaluations, steps, config, run["published_step"], folder / "curve.png"),
+        "has_curve": draw_curve(trainings, config, folder / "curve.png"),
+        "trainings": [training_values(training) for training in trainings],
         "changes": [each | {"settings": changed_settings(each, run)} for each in run.get("earlier_settings", ())],
         "words_per_second": median(entry["words_per_second"] for entry in steps) if steps else None,
         "last_training_step": last,
         "last_loss_kind": loss_kind("sampled_loss" if "sampled_loss" in last else "loss", config),
         **perplexity_values(run, evaluations),
     }
+
+
+def training_values(run: dict[str, Any]) -> dict[str, Any]:
+    """The row of a training in the table of several: how much it read, and its perplexity."""
+    last = max(run["log"], key=lambda entry: entry["step"], default={"step": 0, "epoch": 0.0})
+    evaluations = [entry for entry in run["log"] if "perplexity" in entry]
+    found = published_evaluation(evaluations, run["published_step"]) if evaluations else {}
+    return {"data": run["data"], **last, "perplexity": found.get("perplexity")}
 
 
 def changed_settings(earlier: dict[str, Any], run: dict[str, Any]) -> list[str]:

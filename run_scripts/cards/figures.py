@@ -67,10 +67,17 @@ def new_figure(width: float, height: float) -> Any:
 
 
 @picture
-def draw_curve(evaluations: LogEntries, steps: LogEntries, config: ELMoConfig, published_step: int):
-    """Held-out perplexity and training loss of a pretraining run over its steps."""
-    losses = {loss_kind(name, config): curve_of(steps, name) for name in ("loss", "sampled_loss")}
-    perplexities = {label: curve_of(evaluations, name) for name, label in DIRECTIONS.items()}
+def draw_curve(trainings: Sequence[dict[str, Any]], config: ELMoConfig):
+    """Held-out perplexity and training loss of a biLM's trainings, one after the other, over their steps."""
+    log: list[dict[str, Any]] = []
+    ends = []
+    for training in trainings:
+        before = ends[-1] if ends else 0
+        log += [{**entry, "step": entry["step"] + before} for entry in training["log"] if entry["step"] or not before]
+        ends.append(log[-1]["step"] if log else 0)
+        published_step = training["published_step"] + before
+    losses = {loss_kind(name, config): curve_of(log, name) for name in ("loss", "sampled_loss")}
+    perplexities = {label: curve_of(log, name) for name, label in DIRECTIONS.items()}
     panels = {"held-out perplexity (log scale)": perplexities, "training loss\n(nats per prediction)": losses}
     panels = {title: curves for title, curves in panels.items() if any(curves.values())}
     if not panels:
@@ -83,6 +90,8 @@ def draw_curve(evaluations: LogEntries, steps: LogEntries, config: ELMoConfig, p
                 axis.plot(*zip(*curve, strict=True), ".-", label=label, linewidth=1, markersize=4)
         label = f"published: step {published_step:,}"
         axis.axvline(published_step, color="0.5", linestyle="--", linewidth=1, label=label)
+        for end in ends[:-1]:
+            axis.axvline(end, color="0.5", linestyle=":", linewidth=1, label=f"trained further: step {end:,}")
         axis.set_ylabel(title)
         axis.grid(alpha=0.3)
         axis.legend(fontsize=8)

@@ -46,6 +46,7 @@ class Progress:
     evaluations_since_best: int = 0
     held_out: str | None = None  # identifies the text of the perplexities
     base_model: str | None = None
+    earlier_trainings: list[dict[str, Any]] = field(default_factory=list)  # records of the base model, oldest first
     settings: dict[str, Any] | None = None
     earlier_settings: list[dict[str, Any]] = field(default_factory=list)  # settings that a resumed run has changed
     log: list[dict[str, Any]] = field(default_factory=list)

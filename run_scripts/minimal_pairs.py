@@ -1,0 +1,66 @@
+"""Measures how often a biLM finds the good sentence of a pair the more probable one, by groups of pairs.
+
+    elmo pairs blimp.tsv.gz --model elmo --output results/minimal_pairs.json
+
+The table has the columns `good` and `bad`, as that of BLiMP (Warstadt et al. 2020): "Who should Derek hug after
+shocking Richard?" and "Who should Derek hug Richard after shocking?". A sentence has a probability forward and one
+backward; `both` is their product. Words outside the vocabulary are predicted as `<UNK>`; their share is told.
+"""
+
+from collections import defaultdict
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from tqdm.auto import tqdm
+from transformers import AutoModelForPreTraining
+
+from modeling_elmo.prediction_elmo import score_texts
+from modeling_elmo.run_scripts.cards.tables import markdown_table
+from modeling_elmo.run_scripts.program.command_line import ProgramParser, option, run
+from modeling_elmo.run_scripts.program.data_files import table_rows
+from modeling_elmo.run_scripts.program.files import check_output, write_json
+from modeling_elmo.run_scripts.vectors.embedding import load_model_and_tokenizer
+
+SHARES = ("forward", "backward", "both", "unknown words")
+
+
+@dataclass(kw_only=True)
+class PairsArguments:
+    model: str = option(..., "Folder or Hub name of a model with a softmax.")
+    group_column: str = option("phenomenon", "Column of the table that names the group of a pair.")
+    output: str | None = option(None, "JSON file for the figures.")
+
+
+def main(arguments: list[str] | None = None) -> dict[str, dict[str, float]]:
+    """Returns the number of pairs, and shares between 0 and 1, of each group and of all."""
+    parser = ProgramParser(PairsArguments, description=__doc__)
+    parser.add_argument("pairs", metavar="TABLE", help="Table with the pairs: .tsv or .csv, also .gz or .zst.")
+    parsed, positional = parser.parse(arguments)
+    check_output(parsed.output)
+    groups, parts = defaultdict(list), {}
+    for location, row in table_rows(Path(positional.pairs), []):
+        if absent := [name for name in (parsed.group_column, "good", "bad") if not row.get(name)]:
+            raise ValueError(f"{location} has no {absent[0]!r}: {row!r:.200}. Correct it, or pass another table.")
+        groups[row[parsed.group_column]] += row["good"], row["bad"]
+    model, tokenizer = load_model_and_tokenizer(parsed.model, auto_class=AutoModelForPreTraining)
+    for name, texts in tqdm(groups.items(), unit=" groups", desc="scoring"):
+        scores = score_texts(model, tokenizer, texts)
+        sums = np.array([[sum(word[way] or 0 for word in words) for way in (1, 2)] for words in scores])
+        good, bad = np.c_[sums, sums.sum(1)].reshape(-1, 2, 3).swapaxes(0, 1)
+        ids = tokenizer.convert_tokens_to_ids([word.word for words in scores for word in words[1:-1]])
+        parts[name] = good > bad, np.array(ids) == tokenizer.unk_token_id
+    parts["all"] = tuple(map(np.concatenate, zip(*parts.values(), strict=True)))
+    found = {
+        name: {"pairs": len(wins), **dict(zip(SHARES, [*wins.mean(0).tolist(), float(unknown.mean())], strict=True))}
+        for name, (wins, unknown) in parts.items()
+    }
+    rows = [[name, f"{each['pairs']:,}", *(f"{each[share]:.1%}" for share in SHARES)] for name, each in found.items()]
+    print(markdown_table([[parsed.group_column, "pairs", *SHARES], *rows]))
+    if parsed.output:
+        write_json(Path(parsed.output), found)
+    return found
+
+
+if __name__ == "__main__":
+    run(main)

@@ -1,0 +1,77 @@
+"""Minimal pairs: shares against the losses of each sentence alone, and errors of the table."""
+
+import gzip
+import json
+
+import pytest
+import torch
+
+from modeling_elmo import ELMoConfig, ELMoForPreTraining, ELMoTokenizer
+from modeling_elmo.run_scripts import minimal_pairs
+
+WORDS = ["the", "cats", "cat", "sleep", "sleeps", "on", "mats"]
+PAIRS = [  # group, good, bad; "purr" and "Purr" are unknown
+    ("agreement", "the cats sleep", "the cats sleeps"),
+    ("agreement", "the cat sleeps on the mats", "the cat sleep on the mats"),
+    ("agreement", "the cats purr", "the cat purr"),
+    ("order", "cats sleep on mats", "sleep on mats cats"),
+    ("order", "Purr the cats", "the Purr cats"),
+]
+
+
+@pytest.fixture(scope="module")
+def bilm(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("bilm")
+    tokenizer = ELMoTokenizer(vocab=["<S>", "</S>", "<UNK>", *WORDS], pre_tokenization="whitespace")
+    torch.manual_seed(1)
+    model = ELMoForPreTraining(ELMoConfig.from_preset("tiny", vocab_size=len(tokenizer)))
+    for parameter in model.parameters():  # contexts count
+        torch.nn.init.normal_(parameter, std=0.5)
+    for part in (model, tokenizer):
+        part.save_pretrained(folder)
+    return folder
+
+
+def write_table(folder, rows=PAIRS, header=("phenomenon", "good", "bad")):
+    path = folder / "pairs.tsv.gz"
+    path.write_bytes(gzip.compress("\n".join("\t".join(row) for row in [header, *rows]).encode()))
+    return path
+
+
+def test_shares_are_those_of_sentences_alone(bilm, tmp_path, capsys):
+    model, tokenizer = (cls.from_pretrained(bilm) for cls in (ELMoForPreTraining, ELMoTokenizer))
+
+    def log_probs(sentence):
+        inputs = tokenizer([sentence], return_tensors="pt")
+        with torch.no_grad():
+            loss = model.eval()(**inputs, labels=inputs["input_ids"])
+        forward, backward = (
+            float(-each * (len(sentence.split()) + 1)) for each in (loss.forward_loss, loss.backward_loss)
+        )
+        return forward, backward, forward + backward
+
+    output = tmp_path / "results" / "pairs.json"
+    found = minimal_pairs.main([str(write_table(tmp_path)), "--model", str(bilm), "--output", str(output)])
+    assert found == json.loads(output.read_text()) and [*found] == ["agreement", "order", "all"]
+    for name, row in found.items():
+        pairs = [pair[1:] for pair in PAIRS if name in (pair[0], "all")]
+        wins = [[good > bad for good, bad in zip(*map(log_probs, pair), strict=True)] for pair in pairs]
+        assert row["pairs"] == len(pairs)
+        for way, of_way in zip(("forward", "backward", "both"), zip(*wins, strict=True), strict=True):
+            assert row[way] == pytest.approx(sum(of_way) / len(pairs))
+    assert {found[name][way] for name in found for way in ("forward", "backward", "both")} - {0.0, 1.0}
+    assert [row["unknown words"] for row in found.values()] == pytest.approx([2 / 24, 2 / 14, 4 / 38])
+    assert "| all        |     5 |" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("table", "options", "received"),
+    [
+        ({"header": ("phenomenon", "good", "worse")}, [], "pairs.tsv.gz, line 2 has no 'bad'"),
+        ({}, ["--group_column", "paradigm"], "line 2 has no 'paradigm'"),
+        ({"rows": [*PAIRS, ("order", "", "the cats")]}, [], "line 7 has no 'good'"),
+    ],
+)
+def test_wrong_tables(table, options, received, bilm, tmp_path):
+    with pytest.raises(ValueError, match=received):
+        minimal_pairs.main([str(write_table(tmp_path, **table)), "--model", str(bilm), *options])
