@@ -46,11 +46,13 @@ def main(arguments: list[str] | None = None) -> dict[str, dict[str, float]]:
     model, tokenizer = load_model_and_tokenizer(parsed.model, auto_class=AutoModelForPreTraining)
     for name, texts in tqdm(groups.items(), unit=" groups", desc="scoring"):
         scores = score_texts(model, tokenizer, texts)
-        sums = np.array([[sum(word[way] or 0 for word in words) for way in (1, 2)] for words in scores])
+        each = [[(word.forward or 0, word.backward or 0) for word in words] for words in scores]
+        sums = np.array([np.sum(words, 0) for words in each])
         good, bad = np.c_[sums, sums.sum(1)].reshape(-1, 2, 3).swapaxes(0, 1)
         ids = tokenizer.convert_tokens_to_ids([word.word for words in scores for word in words[1:-1]])
         parts[name] = good > bad, np.array(ids) == tokenizer.unk_token_id
-    parts["all"] = tuple(map(np.concatenate, zip(*parts.values(), strict=True)))
+    all_wins, all_unknown = zip(*parts.values(), strict=True)
+    parts["all"] = np.concatenate(all_wins), np.concatenate(all_unknown)
     found = {
         name: {"pairs": len(wins), **dict(zip(SHARES, [*wins.mean(0).tolist(), float(unknown.mean())], strict=True))}
         for name, (wins, unknown) in parts.items()

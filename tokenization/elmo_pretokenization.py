@@ -77,7 +77,7 @@ def plain_word(word: str) -> str:
 
 
 def moses_words(
-    chunk: str, is_first: bool, following: str, signs: Mapping[int, str] = MappingProxyType({})
+    chunk: str, is_first: bool, following: str, signs: Mapping[int, Any] = MappingProxyType({})
 ) -> tuple[str, ...]:
     """The English tokenizer of the Moses toolkit, used to train the AI2 models: `didn't` is `didn 't`.
 

@@ -28,6 +28,7 @@ def write_bilm_card(folder: Path, name: str) -> Path:
     The example loads `name`, a folder or a repository on the Hub, whose last part is the title.
     """
     config, run = ELMoConfig.from_pretrained(folder), read_result(folder, "pretraining")
+    tokenizer = folder / "tokenizer_config.json"
     evaluations = [entry for entry in run.get("log", ()) if "perplexity" in entry]
     metadata = {
         "pipeline_tag": "feature-extraction",
@@ -47,6 +48,7 @@ def write_bilm_card(folder: Path, name: str) -> Path:
         "config": config,
         "name_to_load": name,
         "predicts_words": config.has_softmax and "ELMoForPreTraining" in (config.architectures or ()),
+        "plain_signs": read_json(tokenizer).get("plain_signs", False) if tokenizer.is_file() else False,
         "reads_bytes": config.char_vocab_size == Utf8Alphabet.size,
         "pretraining": run,
         "conversion": read_result(folder, "conversion"),

@@ -247,7 +247,7 @@ class Experiment:
         A record without its model, such as those that we ship, is enough for the tables.
         """
         folder, settings = self._folder_of(arm.name, seed), without_folders(self._settings(arm, seed))
-        places = map(Path, [self.folder, *(self.arguments.reuse_from or [])])
+        places = [self.folder, *map(Path, self.arguments.reuse_from or [])]
         for record, other in chain.from_iterable(map(known_records, places)):
             if not is_same_model(record.get("settings", {}), settings):
                 continue
