@@ -13,6 +13,10 @@ Shape of an entry:
     `(tokens, dim)`, or `(layers, tokens, dim)` with `--layers all`; a blank line has 0 tokens.
     With `--pooling`: `(dim,)`, or `(layers, dim)` with `--layers all`; a blank line is zeros.
 
+The model is stateless: a sentence has the same vectors wherever it stands. `--stateful` gives those of AllenNLP's
+`ElmoEmbedder` of 2018, whose states ran on from each row of a batch to the same row of the next; `--stateful
+--batch_size 1` those of bilm-tf's `dump_bilm_embeddings`.
+
 An interrupted run loses at most one block of lines: run the same command again. Memory does not grow with the corpus,
 except for `sentence_to_index` (see `--forget_sentences`).
 
@@ -62,12 +66,18 @@ class EmbedArguments(TextArguments):
     compute_dtype: Literal["float32", "bfloat16", "int8"] = option("float32", "Type of the computation; int8: on CPU.")
     batch_tokens: int = option(4096, "Maximum tokens per batch, including markers and padding.")
     device: str | None = option(None, "Device. Default: cuda if available, else cpu.")
+    stateful: bool = option(False, "Carry the states from batch to batch, as AllenNLP's ElmoEmbedder of 2018 did.")
+    batch_size: int | None = option(
+        None, "With --stateful: sentences of a batch, on which vectors depend. Default: 64."
+    )
     forget_sentences: bool = option(False, "Leave `sentence_to_index`, which holds the whole text, out of HDF5.")
     trust_remote_code: bool = option(False, "Run code from the model's folder.")
 
     def __post_init__(self):
         if self.raw_text and self.unit == "character":
             raise ValueError("--raw_text splits texts into words; it cannot be combined with --unit character.")
+        if self.batch_size is not None and not self.stateful:
+            raise ValueError(f"--batch_size {self.batch_size} is read with --stateful; pass --batch_tokens without it.")
 
 
 def main(arguments: list[str] | None = None) -> Path:
@@ -87,20 +97,27 @@ def main(arguments: list[str] | None = None) -> Path:
     choices = {name: getattr(parsed, name) for name in ("layers", "pooling", "dtype")}
     weights = (tensor.flatten().view(torch.uint8).cpu().numpy() for tensor in model.state_dict().values())
     computed_by = {"compute_dtype": parsed.compute_dtype, "weights": digest(weights)}
-    settings = {**choices, "raw_text": parsed.raw_text, "unit": parsed.unit, **computed_by}
-    parts = PartsFolder(output, settings, BATCHES_PER_BLOCK * parsed.batch_tokens)
+    batch_size = (parsed.batch_size or 64) if parsed.stateful else None
+    settings = {**choices, "raw_text": parsed.raw_text, "unit": parsed.unit, **computed_by, "batch_size": batch_size}
+    parts = PartsFolder(output, settings, BATCHES_PER_BLOCK * parsed.batch_tokens, batch_size)
     processes, index = join_processes()
+    if batch_size and processes > 1:
+        raise ValueError("--stateful reads the sentences in order: start one process.")
     is_main = index == 0
     with sole_run(parts.folder, "--output", is_main):
         if is_main:
             parts.resume()
         parts.follow(values_of_all(parts, processes)[0])
+        states = () if parsed.stateful else None
         with tqdm(desc=output.name, unit=" lines", total=total, disable=not is_main) as bar:
             for number, (first, block_lines) in enumerate(parts.blocks(lines())):
                 # Every n-th block on each of n processes.
-                if number % processes == index and not parts.has(first, block_lines):
-                    block = embed_block(block_lines, model, tokenizer, batch_tokens=parsed.batch_tokens, **choices)
-                    parts.save(first, block)
+                if number % processes == index:
+                    block = parts.finished_block(first, block_lines)
+                    if block is None:
+                        how = {**choices, "batch_tokens": parsed.batch_tokens, "states": states}
+                        parts.save(first, block := embed_block(block_lines, model, tokenizer, **how))
+                    states = block.states if parsed.stateful else None
                 bar.update(len(block_lines))  # the pace of this process for all
         parts.compare(values_of_all(parts, processes))
         if not parts.num_lines:

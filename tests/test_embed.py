@@ -22,6 +22,8 @@ import torch
 from pretraining_worker import torchrun, two_machines
 
 from modeling_elmo import ELMoConfig, ELMoForPreTraining, ELMoModel, ELMoTokenizer
+from modeling_elmo.conversion.formats import convert_checkpoint
+from modeling_elmo.conversion.original import OriginalCheckpoint
 from modeling_elmo.elmo_operators import int8_obstacle
 from modeling_elmo.run_scripts import embed
 from modeling_elmo.run_scripts.vectors import embedding, outputs
@@ -535,3 +537,88 @@ def test_missing_extras_are_named(monkeypatch):
     monkeypatch.setitem(sys.modules, "h5py", None)
     with pytest.raises(ImportError, match=r'needs h5py: pip install "modeling-elmo\[convert\]"'):
         run("m", output="v.hdf5")
+
+
+# States that run on
+
+
+def one_after_the_other(loaded, sentences: list[list[str]]) -> list[np.ndarray]:
+    """All layers of each sentence, where both directions read the sentences as one text, without states.
+
+    The backward direction reads the last word of the next sentence after the first word of the one before.
+    """
+    model, tokenizer = loaded
+    inputs = [tokenizer([each], is_split_into_words=True, return_tensors="pt") for each in sentences]
+    lengths, halves = [each["input_ids"].shape[1] for each in inputs], []
+    for order in (1, -1):
+        characters = torch.cat([each["character_ids"] for each in inputs[::order]], dim=1)
+        with torch.no_grad():
+            layers = torch.stack(model(character_ids=characters).hidden_states)[:, 0]
+        parts = layers.split(lengths[::order], dim=1)[::order]
+        halves.append([part.chunk(2, dim=-1)[order < 0] for part in parts])
+    return [torch.cat(pair, -1)[:, 1:-1].numpy() for pair in zip(*halves, strict=True)]
+
+
+STREAM = [line.split() for line in ("one two", "a b c d", "", "x", "the play was staged", "they play", "y z", "last")]
+
+
+@pytest.mark.parametrize("batch_size", [1, 3, 5, 64])
+def test_states_run_on_from_batch_to_batch(batch_size, model_dir, loaded, tmp_path):
+    """Also past a smaller batch; and a run that was interrupted continues them."""
+    corpus = write_lines(tmp_path / "corpus.txt", list(map(" ".join, STREAM)))
+    found = read(run(model_dir, tmp_path / "a.hdf5", input=corpus, stateful=True, batch_size=batch_size))
+    expected = [None] * len(STREAM)
+    for row in range(batch_size):
+        for number, vectors in enumerate(
+            one_after_the_other(loaded, STREAM[row::batch_size]) if row < len(STREAM) else ()
+        ):
+            expected[row + number * batch_size] = vectors
+    assert_close(found, expected)
+
+
+def test_an_interruption_keeps_the_states(model_dir, tmp_path, monkeypatch):
+    corpus = write_lines(tmp_path / "corpus.txt", list(map(" ".join, STREAM)))
+    options = {"input": corpus, "stateful": True, "batch_size": 2}
+    whole = run(model_dir, tmp_path / "whole.hdf5", **options).read_bytes()
+    computed, blocks = embed.embed_block, []
+
+    def stopped(lines, *arguments, **others):
+        blocks.append(lines)
+        if len(blocks) == 3:
+            raise KeyboardInterrupt
+        return computed(lines, *arguments, **others)
+
+    monkeypatch.setattr(embed, "embed_block", stopped)
+    with pytest.raises(KeyboardInterrupt):
+        run(model_dir, tmp_path / "a.hdf5", **options)
+    assert run(model_dir, tmp_path / "a.hdf5", **options).read_bytes() == whole
+    assert [len(lines) for lines in blocks] == [2] * 5  # two before, the one that was stopped, two after
+
+
+def test_files_of_allennlps_embedder(tmp_path):
+    """Its `ElmoEmbedder` wrote ten batches of three sentences."""
+    folder = ROOT / "tests" / "fixtures" / "elmo_fixtures" / "allennlp"
+    model = convert_checkpoint(
+        OriginalCheckpoint,
+        folder / "lm_weights.hdf5",
+        tmp_path / "model",
+        "whitespace",
+        options=folder / "options.json",
+    )
+    lists = json.loads((folder / "sentences.json").read_text())
+    corpus = write_lines(
+        tmp_path / "corpus.txt", [sentence for batch in zip(*lists, strict=True) for sentence in batch]
+    )
+    options = {"input": corpus, "layers": "top"}
+    stateful, stateless = (
+        read(run(model, tmp_path / f"{name}.hdf5", **options, **more))
+        for name, more in (("on", {"stateful": True, "batch_size": 3}), ("off", {}))
+    )
+    expected = []
+    for batch in range(10):
+        for number in range(3):
+            with h5py.File(folder / f"lm_embeddings_{number}.hdf5") as file:
+                expected.append(np.concatenate(file[str(batch)][()], -1))
+    errors = [np.abs(found - wanted).max() for found, wanted in zip(stateful, expected, strict=True)]
+    assert max(errors) < TOLERANCE, errors
+    assert min(np.abs(found - wanted).max() for found, wanted in zip(stateless[3:], expected[3:], strict=True)) > 1

@@ -6,6 +6,7 @@ from typing import Any, Literal, get_args
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 from transformers import AutoModel, AutoTokenizer
 from transformers.utils import logging
@@ -72,7 +73,13 @@ def embed_block(
     pooling: PoolingChoice,
     dtype: StoredDtype,
     batch_tokens: int,
+    states: tuple[Tensor, ...] | None = None,
 ) -> VectorBlock:
+    """The vectors of some lines.
+
+    Args:
+        states: what the block before left, `()` at first. Then the lines are one batch, whose rows continue its rows.
+    """
     mix = model.scalar_mix
     if layers == "mixed" and mix is None:
         raise ValueError("This model has no mix of its layers; pass other layers: 'all', 'top', 'average' or 'sum'.")
@@ -82,16 +89,28 @@ def embed_block(
     tokens, inputs = encode_lines(lines, tokenizer)
     lengths = [len(each["input_ids"]) for each in inputs]
     vectors = [np.empty(0)] * len(lines)
-    for batch in length_sorted_batches(lengths, batch_tokens):
+    in_order = [range(len(lines))]
+    for batch in length_sorted_batches(lengths, batch_tokens) if states is None else in_order:
         padded = tokenizer.pad([inputs[i] for i in batch], padding_side="right", return_tensors="pt")
-        chosen = chosen_layers(model(**padded.to(model.device)), layers).float().cpu().numpy()
+        output = model(**padded.to(model.device), initial_states=rows_of(states or (), len(batch)))
+        chosen = chosen_layers(output, layers).float().cpu().numpy()
         for i, found in zip(batch, chosen, strict=True):
             with np.errstate(over="ignore"):  # it is refused below
                 vectors[i] = pool_words(found[..., 1 : lengths[i] - 1, :], pooling).astype(dtype)
             if not np.isfinite(vectors[i]).all():
                 found = f"Vectors of {lines[i].text!r:.80} are too large for {dtype}, or not numbers"
                 raise ValueError(f"{found}; pass dtype float32, or another model.")
-    return VectorBlock(lines, tokens, vectors)
+    if states is not None:
+        ends = tuple(state.cpu() for state in output.final_states)
+        rest = (state[len(lines) :] for state in states or ends)
+        states = tuple(map(torch.cat, zip(ends, rest, strict=True)))
+    return VectorBlock(lines, tokens, vectors, states or ())
+
+
+def rows_of(states: tuple[Tensor, ...], number: int) -> tuple[Tensor, ...] | None:
+    """The states of the first rows, `(number, ...)`; zeros where there were fewer rows."""
+    padded = (F.pad(state[:number], (0, 0) * (state.dim() - 1) + (0, max(0, number - len(state)))) for state in states)
+    return tuple(padded) or None
 
 
 def encode_lines(lines: list[InputLine], tokenizer) -> tuple[list[list[str]], list[dict[str, Any]]]:

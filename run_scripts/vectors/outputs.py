@@ -22,11 +22,13 @@ import os
 import shutil
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from itertools import chain
+from itertools import chain, islice
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
+import torch
+from torch import Tensor
 from tqdm.auto import tqdm
 from transformers.utils import logging
 
@@ -38,11 +40,12 @@ logger = logging.get_logger(__name__)
 
 
 class VectorBlock(NamedTuple):
-    """Consecutive lines, their tokens and their vectors."""
+    """Consecutive lines, their tokens and their vectors, and the states of the model after them, if they run on."""
 
     lines: list[InputLine]
     tokens: list[list[str]]
     vectors: list[np.ndarray]
+    states: tuple[Tensor, ...] = ()
 
     def flat(self) -> np.ndarray:
         return np.concatenate([each.ravel() for each in self.vectors])
@@ -61,10 +64,11 @@ class PartsFolder:
     Args:
         settings: options that the vectors depend on.
         block_tokens: number of tokens in a block of a new run.
+        block_lines: number of lines in a block. Default: that of `block_tokens`.
     """
 
-    def __init__(self, output: Path, settings: dict[str, Any], block_tokens: int):
-        self.output, self.settings, self.block_tokens = output, settings, block_tokens
+    def __init__(self, output: Path, settings: dict[str, Any], block_tokens: int, block_lines: int | None = None):
+        self.output, self.settings, self.block_tokens, self.block_lines = output, settings, block_tokens, block_lines
         self.folder = Path(f"{output}.parts")
         self.settings_file = self.folder / "settings.json"
         self.finished: dict[int, int] = {}  # first line of each part that is there -> the line after its last
@@ -98,24 +102,25 @@ class PartsFolder:
 
     def blocks(self, lines: Iterator[InputLine]) -> Iterator[tuple[int, list[InputLine]]]:
         """All lines, in blocks with the number of their first line."""
-        for block in group_by_tokens(lines, self.block_tokens):
+        by_number = iter(lambda: list(islice(lines, self.block_lines)), [])
+        for block in group_by_tokens(lines, self.block_tokens) if self.block_lines is None else by_number:
             first = self.num_lines
             self.ends[first] = first + len(block)
             yield first, block
 
-    def has(self, first: int, lines: list[InputLine]) -> bool:
+    def finished_block(self, first: int, lines: list[InputLine]) -> VectorBlock | None:
         if first not in self.finished:
-            return False
+            return None
         file = self._part(first, self.finished[first])
         try:
             block = load_part(file)  # its checksums are compared
         except Exception:  # a broken byte may raise nearly any
             logger.warning(f"{file} is damaged: computing its lines again.")
-            return False
+            return None
         if block.lines != lines:
             rows = f"lines {first + 1} to {self.finished[first]}"
             raise ValueError(f"{self.folder} has other {rows}. Pass the same input, or remove the folder.")
-        return True
+        return block
 
     def compare(self, folders: "list[PartsFolder]"):
         """Checks that all processes had the same blocks; with other inputs, each would write other lines."""
@@ -130,7 +135,8 @@ class PartsFolder:
         shapes = [each.shape for each in block.vectors]
         about = {"lines": block.lines, "tokens": block.tokens, "shapes": shapes}
         with self._replacing(self._part(first, first + len(block.lines))) as unfinished:
-            np.savez(unfinished, flat=block.flat(), about=np.frombuffer(json.dumps(about).encode(), np.uint8))
+            arrays = {"flat": block.flat(), "about": np.frombuffer(json.dumps(about).encode(), np.uint8)}
+            np.savez(unfinished, *(state.float().numpy() for state in block.states), **arrays)
 
     def parts(self) -> Iterator[tuple[int, VectorBlock]]:
         """The number of the first line of each block, and the block."""
@@ -170,7 +176,8 @@ def load_part(file: Path) -> VectorBlock:
         lines = [InputLine(*line) for line in about["lines"]]
         ends = np.cumsum([math.prod(shape) for shape in about["shapes"]])
         rows = zip(np.split(part["flat"], ends[:-1]), about["shapes"], strict=True)
-        return VectorBlock(lines, about["tokens"], [row.reshape(shape) for row, shape in rows])
+        states = tuple(torch.from_numpy(part[name]) for name in part.files if name.startswith("arr_"))
+        return VectorBlock(lines, about["tokens"], [row.reshape(shape) for row, shape in rows], states)
 
 
 def write_hdf5(path: Path, parts: PartsFolder, keep_sentences: bool):
