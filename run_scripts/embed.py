@@ -31,6 +31,7 @@ from pathlib import Path
 from typing import Literal
 
 import torch
+from torch import Tensor
 from tqdm.auto import tqdm
 from transformers.utils import logging
 
@@ -108,7 +109,7 @@ def main(arguments: list[str] | None = None) -> Path:
         if is_main:
             parts.resume()
         parts.follow(values_of_all(parts, processes)[0])
-        states = () if parsed.stateful else None
+        states: tuple[Tensor, ...] | None = () if parsed.stateful else None
         with tqdm(desc=output.name, unit=" lines", total=total, disable=not is_main) as bar:
             for number, (first, block_lines) in enumerate(parts.blocks(lines())):
                 # Every n-th block on each of n processes.

@@ -135,8 +135,9 @@ class PartsFolder:
         shapes = [each.shape for each in block.vectors]
         about = {"lines": block.lines, "tokens": block.tokens, "shapes": shapes}
         with self._replacing(self._part(first, first + len(block.lines))) as unfinished:
-            arrays = {"flat": block.flat(), "about": np.frombuffer(json.dumps(about).encode(), np.uint8)}
-            np.savez(unfinished, *(state.float().numpy() for state in block.states), **arrays)
+            states = (state.float().numpy() for state in block.states)
+            encoded = np.frombuffer(json.dumps(about).encode(), np.uint8)
+            np.savez(unfinished, *states, flat=block.flat(), about=encoded)
 
     def parts(self) -> Iterator[tuple[int, VectorBlock]]:
         """The number of the first line of each block, and the block."""
