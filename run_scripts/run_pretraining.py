@@ -40,6 +40,7 @@ from modeling_elmo.run_scripts.pretraining.loop import Pretraining, PretrainingA
 from modeling_elmo.run_scripts.pretraining.optimization import load_accumulators
 from modeling_elmo.run_scripts.pretraining.starting_model import (
     ModelArguments,
+    begin_with_frequencies,
     check_same_model,
     load_checkpoint,
     make_starting_model,
@@ -48,6 +49,11 @@ from modeling_elmo.run_scripts.pretraining.starting_model import (
 from modeling_elmo.run_scripts.program.command_line import ProgramParser, option, run
 from modeling_elmo.run_scripts.program.files import read_json
 from modeling_elmo.run_scripts.program.processes import check_processes, has_accelerator, sole_run
+from modeling_elmo.tokenization.elmo_characters import UNK_ID
+
+logger = logging.get_logger(__name__)
+
+FEW_STEPS = 300  # of a new model
 
 
 @dataclass(kw_only=True)
@@ -95,8 +101,11 @@ def pretrain(
         model, tokenizer = make_starting_model(model_args, corpus_args, corpus, output_dir, accelerator)
     else:
         model, tokenizer = load_checkpoint(str(checkpoint))
-    split = SentenceEncoder(tokenizer, corpus_args.is_split_into_words).split
-    survey = on_main_process(accelerator, partial(corpus.survey, held_out, split, tokenizer.alphabet))
+    encoder = SentenceEncoder(tokenizer, corpus_args.is_split_into_words)
+    how = held_out, encoder.split, tokenizer.alphabet, encoder.ids
+    survey = on_main_process(accelerator, partial(corpus.survey, *how))
+    if checkpoint is None and model_args.model_name_or_path is None and survey is not None:
+        begin_with_frequencies(model, survey.log_frequencies(len(tokenizer)))
     training = Pretraining(accelerator, training_args, model, tokenizer, corpus, corpus_args, survey)
     training.progress.base_model = model_args.model_name_or_path
     if checkpoint is not None:
@@ -112,6 +121,11 @@ def pretrain(
         settings["num_processes"] = accelerator.num_processes
     settings["pre_tokenization"] = tokenizer.pre_tokenization
     training.progress.begin(settings, names_of_model={item.name for item in fields(ModelArguments)})
+    if model_args.model_name_or_path is None and training.num_steps < FEW_STEPS:
+        logger.warning(
+            f"A new model hardly learns in {training.num_steps} steps. Pass fewer --per_device_train_batch_tokens, or "
+            f"more --num_train_epochs, for {FEW_STEPS} steps or more."
+        )
     trackers = {name: str(value) for name, value in (training.progress.settings or {}).items()}
     accelerator.init_trackers("runs", config=trackers)
     training.train()
@@ -238,6 +252,17 @@ def publish(training: Pretraining, survey: Survey | None, corpus_args: CorpusArg
     write_bilm_card(output_dir, name)
     print(f"{output_dir}: the model of step {step}, with its card; load it with AutoModel.from_pretrained")
     values = perplexity_values(record, [entry for entry in progress.log if "perplexity" in entry])
+    found = values.get("perplexity", {})
+    if (unigram := found.get("unigram")) and unigram < found["perplexity"]:
+        print(
+            f"Warning: the held-out perplexity {found['perplexity']:,.2f} is above the {unigram:,.2f} of a unigram, "
+            "which only knows how often each word occurs. Train for more steps: see docs/pretraining.md."
+        )
+    if survey is not None and not survey.counts.get(UNK_ID) and found.get("unknown_rate"):
+        print(
+            f"Warning: {found['unknown_rate']:.1%} of the held-out words are <UNK>, of which the model has learned "
+            "nothing: the vocabulary has every word of the training text. Pass a smaller --vocabulary_size."
+        )
     if (before := values.get("perplexity_before")) and before < (after := values["perplexity"]["perplexity"]):
         print(
             f"Warning: the held-out perplexity {after:,.2f} is above the {before:,.2f} before the training; a lower "

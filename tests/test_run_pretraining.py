@@ -1,7 +1,9 @@
 """The program: refused options, training a checkpoint further, and the files after training."""
 
+import math
 import re
 import shutil
+from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -162,6 +164,42 @@ def test_the_card_tells_what_a_resumed_run_changed(base, tmp_path):
     assert record["earlier_settings"] == [{"until_step": 15, "settings": first["settings"]}]
     card = (tmp_path / "run" / "README.md").read_text(encoding="utf-8")
     assert "Up to step 15 these were different: max_steps 15.\n" in card
+
+
+# Little text
+
+
+def test_a_perplexity_stands_beside_that_of_a_unigram(base, tmp_path, capsys):
+    """Counted here by hand. The untrained model begins near it, and is told to be worse after a bad training."""
+    vocabulary = {word for word in (base / "run" / "vocab.txt").read_text(encoding="utf-8").split("\n")}
+    known = lambda word: word if word in vocabulary else "<UNK>"  # noqa: E731
+    texts = [(base / name).read_text(encoding="utf-8").splitlines() for name in ("train.txt", "held_out.txt")]
+    train_words, held_out_words = ([[*map(known, line.split()), "</S>"] for line in lines] for lines in texts)
+    counts = Counter(word for words in train_words for word in words)
+    losses = [
+        -math.log((counts[word] + 0.5) / (counts.total() + 0.5 * 120)) for words in held_out_words for word in words
+    ]
+    expected = math.exp(sum(losses) / len(losses))
+    first, *_, last = (each for each in read_result(base / "run", "pretraining")["log"] if "perplexity" in each)
+    assert first["unigram"] == last["unigram"] == pytest.approx(expected, rel=1e-6)
+    assert first["step"] == 0 and first["perplexity"] == pytest.approx(expected, rel=0.2)
+    card = (base / "run" / "README.md").read_text(encoding="utf-8")
+    assert f"A unigram, which only knows how often each word occurs in the training text, has {expected:.2f}." in card
+    pretrain(tmp_path, max_steps=3, learning_rate=3.0, softmax_type="adaptive")
+    worse = f"is above the {expected:.2f} of a unigram, which only knows how often each word occurs"
+    assert worse in capsys.readouterr().out
+    assert "**The model is worse.**" in (tmp_path / "run" / "README.md").read_text(encoding="utf-8")
+
+
+def test_mistakes_with_little_text_are_told(tmp_path, warnings_of_transformers, capsys):
+    options = options_of(tmp_path, max_steps=2, vocabulary_size=100_000)
+    paragraphs = (tmp_path / "train.txt").read_text(encoding="utf-8").replace("\n", " ")
+    (tmp_path / "train.txt").write_text(paragraphs, encoding="utf-8")
+    train(options)
+    told = warnings_of_transformers.text
+    assert "A new model hardly learns in 2 steps. Pass fewer --per_device_train_batch_tokens, or more" in told
+    assert re.search(r"lines of .*train.txt have \d{3,} words on average, like paragraphs", told)
+    assert re.search(r"[\d.]+% of the held-out words are <UNK>, .* learned nothing", capsys.readouterr().out)
 
 
 # Training a checkpoint further

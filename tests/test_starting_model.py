@@ -10,7 +10,12 @@ from pretraining_worker import LINES, MODEL, arguments_of, assert_same, options_
 from modeling_elmo import ELMoConfig, ELMoForPreTraining, ELMoTokenizer
 from modeling_elmo.run_scripts.pretraining.corpus import Corpus, CorpusArguments
 from modeling_elmo.run_scripts.pretraining.loop import PretrainingArguments
-from modeling_elmo.run_scripts.pretraining.starting_model import ModelArguments, load_checkpoint, make_starting_model
+from modeling_elmo.run_scripts.pretraining.starting_model import (
+    ModelArguments,
+    begin_with_frequencies,
+    load_checkpoint,
+    make_starting_model,
+)
 from modeling_elmo.run_scripts.program.command_line import ProgramParser
 from modeling_elmo.tokenization.elmo_characters import read_vocabulary
 
@@ -128,3 +133,21 @@ def test_another_softmax_of_a_checkpoint(base, tmp_path):
 def test_a_tokenizer_instead_of_a_vocabulary(base, tmp_path):
     _, tokenizer = start(tmp_path, tokenizer_name=base / "run", vocabulary_size=None, config_overrides=None)
     assert tokenizer.get_vocab() == ELMoTokenizer.from_pretrained(base / "run").get_vocab()
+
+
+@pytest.mark.parametrize("softmax_type", ["full", "adaptive"])
+def test_a_new_softmax_begins_with_the_frequencies(softmax_type):
+    """For states of 0: of all words, or of those in the head and of the clusters of an adaptive softmax."""
+    config = ELMoConfig.from_preset("tiny", vocab_size=60, softmax_type=softmax_type)
+    model, shares_V = ELMoForPreTraining(config), torch.rand(60, dtype=torch.float64)
+    shares_V[0] = 0  # of <PAD>
+    shares_V /= shares_V.sum()
+    begin_with_frequencies(model, shares_V.log().numpy())
+    found_V = model.softmax(torch.zeros(1, config.projection_size))[0].exp().double()
+    if softmax_type == "adaptive":
+        cutoffs = [cutoff + 1 for cutoff in model.softmax.adaptive.cutoffs]  # <PAD> is before them
+        found_V, shares_V = (
+            torch.cat([each[: cutoffs[0]], torch.stack([part.sum() for part in each.tensor_split(cutoffs[:-1])[1:]])])
+            for each in (found_V, shares_V)
+        )
+    torch.testing.assert_close(found_V, shares_V, rtol=1e-5, atol=1e-7)

@@ -73,6 +73,10 @@ class SentenceEncoder:
         return len(characters.translate(SPACES).split()) + marks
 
     @one_call_at_a_time
+    def ids(self, words: list[str]) -> list[int]:
+        return self.table.input_ids(self.table.rows(words)).tolist()
+
+    @one_call_at_a_time
     def batch(self, sentences: list[list[str]]) -> dict[str, Tensor]:
         """Model inputs with a row `<S> w1 ... wn </S>` for each sentence.
 

@@ -24,10 +24,18 @@ from modeling_elmo.run_scripts.program.files import (
     refuse_folder_or_pipe,
     write_lines,
 )
-from modeling_elmo.tokenization.elmo_characters import PAD_WORD, SPECIAL_WORDS, most_frequent_words
+from modeling_elmo.tokenization.elmo_characters import (
+    BOS_ID,
+    EOS_ID,
+    PAD_WORD,
+    SPECIAL_WORDS,
+    most_frequent_words,
+)
 from modeling_elmo.tokenization.elmo_pretokenization import TextSplitter
 
 logger = logging.get_logger(__name__)
+
+WORDS_OF_A_PARAGRAPH = 60  # in a line, on average
 
 SourceLine = tuple[str, int]  # a file and the line, from 1; or a data set and the row, from 0
 SentenceText = str | list[str]  # a line of text, or the words of a sentence
@@ -79,6 +87,16 @@ class Survey(NamedTuple):
     words: int
     longest: int = 0  # words of a sentence
     lengths: dict[int, int] = {}  # number of words by their `word_length`
+    counts: dict[int, int] = {}  # number of words by their id in a vocabulary
+
+    def log_frequencies(self, vocab_size: int) -> np.ndarray:
+        """The unigram of the text: log-probabilities `(vocab_size,)`, where each word counts half more than it occurs.
+
+        Each sentence has one more word, the marker that a direction predicts at its end.
+        """
+        counts_V = np.bincount([*self.counts], [*self.counts.values()], minlength=vocab_size)
+        counts_V[[BOS_ID, EOS_ID]] = self.lines
+        return np.log((counts_V + 0.5) / (self.words + self.lines + vocab_size / 2))
 
 
 @dataclass(frozen=True)
@@ -147,14 +165,15 @@ class Corpus:
         held_out: "Corpus | None" = None,
         split: Callable[[str], list[str]] = str.split,
         alphabet: str = "utf8",
+        ids_of: Callable[[list[str]], Iterable[int]] | None = None,
     ) -> Survey | None:
         """Reads the whole corpus once, which finds broken lines before training; `None` for a streamed data set.
 
-        Warns if sentences of `held_out` occur in the text.
+        Warns if sentences of `held_out` occur in the text, or if lines are rather paragraphs.
         """
         if self.dataset is not None and self.dataset.streaming:
             return None
-        sentences, lengths = Counter[int](), Counter[int]()
+        sentences, lengths, counts = Counter[int](), Counter[int](), Counter[int]()
         held_out_keys = Counter(map(_key, held_out.texts())) if held_out else Counter[int]()
         seen: set[int] = set()
         for _, text in tqdm(self.sentences(shuffle_files=False), desc="counting", unit=" lines", unit_scale=True):
@@ -163,12 +182,19 @@ class Corpus:
             if held_out_keys and (key := _key(text)) in held_out_keys:
                 seen.add(key)
             lengths.update(word_length(word, alphabet) for word in words)
+            if ids_of is not None:
+                counts.update(ids_of(words))
         if seen:
             logger.warning(
                 f"{sum(held_out_keys[key] for key in seen):,} of {held_out_keys.total():,} held-out sentences occur in "
                 f"the training text {self}: the perplexity will be too low. Pass other held-out text."
             )
-        return Survey(sentences.total(), lengths.total(), max(sentences), dict(lengths))
+        if (mean := lengths.total() / sentences.total()) > WORDS_OF_A_PARAGRAPH:
+            logger.warning(
+                f"The lines of {self} have {mean:.0f} words on average, like paragraphs. The model reads a line as a "
+                "sentence: split the text at the ends of its sentences, as with the package sentencex."
+            )
+        return Survey(sentences.total(), lengths.total(), max(sentences), dict(lengths), dict(counts))
 
     def texts(self) -> Iterator[SentenceText]:
         """All sentences in their order, without their places."""

@@ -5,6 +5,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 from accelerate import Accelerator
 
@@ -21,6 +22,7 @@ class Perplexity:
     """`perplexity` is `exp((L_forward + L_backward) / 2)`, with mean losses in nats.
 
     `forward` and `backward` are the perplexities of the directions, `predictions` the predictions of one direction.
+    `unigram` is the perplexity of a model that only knows how often each word occurs in the training text.
     """
 
     perplexity: float
@@ -30,12 +32,14 @@ class Perplexity:
     unknown_rate: float
     vocabulary_size: int
     protocol: str
+    unigram: float | None = None
 
     def __str__(self) -> str:
+        unigram = "" if self.unigram is None else f"; a unigram has {self.unigram:,.1f}"
         return (
             f"perplexity {self.perplexity:.2f} (forward {self.forward:.2f}, backward {self.backward:.2f}); over "
             f"all {self.vocabulary_size:,} words, {self.predictions:,} predictions a direction, "
-            f"{self.unknown_rate:.2%} of them <UNK>; {self.protocol}"
+            f"{self.unknown_rate:.2%} of them <UNK>; {self.protocol}{unigram}"
         )
 
 
@@ -68,17 +72,32 @@ def held_out_batches(
 
 
 @torch.no_grad()
-def evaluate(model: ELMoForPreTraining, batches: Iterable[LMBatch], accelerator: Accelerator) -> Perplexity:
-    """Perplexity over the batches of all processes, in eval mode. A stream carries the states from batch to batch."""
+def evaluate(
+    model: ELMoForPreTraining,
+    batches: Iterable[LMBatch],
+    accelerator: Accelerator,
+    log_frequencies_V: np.ndarray | None = None,
+) -> Perplexity:
+    """Perplexity over the batches of all processes, in eval mode. A stream carries the states from batch to batch.
+
+    Args:
+        log_frequencies_V: `(vocab_size,)` of the training text, for the unigram beside batches of sentences.
+    """
     was_training = model.training
     model.eval()
-    sums, states = torch.zeros(4, dtype=torch.float64), None  # forward and backward losses, predictions, unknown words
+    # Forward and backward losses, predictions, unknown words, and losses of the unigram.
+    sums, states = torch.zeros(5, dtype=torch.float64), None
     for batch in batches:
         inputs = {name: tensor.to(accelerator.device) for name, tensor in batch.inputs.items()}
         with accelerator.autocast():
             output = model(**inputs, initial_states=states, num_items_in_batch=1)
         states = None if batch.resets is None else output.final_states  # of a stream
-        sums += torch.tensor([output.forward_loss, output.backward_loss, batch.num_predictions, batch.num_unknown])
+        unigram = 0.0
+        if log_frequencies_V is not None:
+            targets = batch.inputs["labels"][:, 1:]
+            unigram = -log_frequencies_V[targets[targets != -100].numpy()].sum()
+        counts = batch.num_predictions, batch.num_unknown
+        sums += torch.tensor([output.forward_loss, output.backward_loss, *counts, unigram], dtype=torch.float64)
     model.train(was_training)
     protocol = "each sentence on its own from a zero state"
     if states is not None:
@@ -86,7 +105,7 @@ def evaluate(model: ELMoForPreTraining, batches: Iterable[LMBatch], accelerator:
         text = "one piece" if pieces == 1 else f"{pieces} pieces of the text side by side"
         protocol = f"states carried from sentence to sentence, both directions in file order, in {text}"
     device = "cpu" if accelerator.device.type == "mps" else accelerator.device  # mps has no float64
-    forward, backward, predictions, unknown = accelerator.reduce(sums.to(device)).tolist()
+    forward, backward, predictions, unknown, unigram = accelerator.reduce(sums.to(device)).tolist()
     return Perplexity(
         perplexity=_exp((forward + backward) / 2 / predictions),
         forward=_exp(forward / predictions),
@@ -95,6 +114,7 @@ def evaluate(model: ELMoForPreTraining, batches: Iterable[LMBatch], accelerator:
         unknown_rate=unknown / predictions,
         vocabulary_size=model.config.vocab_size,
         protocol=protocol,
+        unigram=None if log_frequencies_V is None else _exp(unigram / predictions),
     )
 
 

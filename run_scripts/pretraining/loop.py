@@ -65,7 +65,9 @@ class PretrainingArguments(OptimizationArguments):
     max_steps: int = option(-1, "Number of training steps; overrides --num_train_epochs. -1: no maximum.")
     num_train_epochs: float = option(10.0, "Number of passes over the training text.")
     logging_steps: int = option(50, "Steps between two entries of the log.")
-    eval_steps: int = option(1000, "Steps between two evaluations on held-out text.")
+    eval_steps: int | None = option(
+        None, "Steps between two evaluations on held-out text. Default: a tenth of all, 50 to 1000."
+    )
     save_steps: int = option(1000, "Steps between two checkpoints.")
     save_total_limit: int | None = option(2, "Number of checkpoints to keep; the best and the last are always kept.")
     early_stopping_patience: int | None = option(
@@ -157,6 +159,8 @@ class Pretraining:
         # Exact or estimated, for the schedule and the progress bar.
         self.num_steps = arguments.number_of_steps(corpus_args.context, survey, accelerator.num_processes)
         self.rate_factor = learning_rate_factor(arguments, self.num_steps)
+        self.eval_steps = arguments.eval_steps or min(1000, max(50, self.num_steps // 10))
+        self.log_frequencies_V = None if survey is None else survey.log_frequencies(model.config.vocab_size)
         self.progress = Progress()
         self._set_learning_rates()
         self.states: tuple[Tensor, Tensor] | None = None  # of the LSTMs, at the end of the last window of a stream
@@ -305,7 +309,7 @@ class Pretraining:
         arguments, step = self.arguments, self.progress.step
         if step % arguments.logging_steps == 0:
             self._log(bar)
-        is_best = step % arguments.eval_steps == 0 and self._evaluate()
+        is_best = step % self.eval_steps == 0 and self._evaluate()
         return is_best or step % arguments.save_steps == 0
 
     def _log(self, bar: tqdm):
@@ -356,7 +360,7 @@ class Pretraining:
             self.plain_model.softmax.unshard()
         size = self.arguments.per_device_eval_batch_tokens
         batches = held_out_batches(self.corpus_args, "sentence", size, self.tokenizer, self.accelerator)
-        found = evaluate(self.plain_model, batches, self.accelerator)
+        found = evaluate(self.plain_model, batches, self.accelerator, self.log_frequencies_V)
         if self.arguments.fsdp_softmax:
             self.plain_model.softmax.reshard()
         self._print(f"step {self.progress.step}: {found}")

@@ -5,6 +5,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
+import numpy as np
 import torch
 from accelerate import Accelerator
 
@@ -173,6 +174,18 @@ def new_model(arguments: ModelArguments, vocabulary: Path, rules: str) -> tuple[
         tokenizer = ELMoTokenizer(vocabulary, pre_tokenization=rules, **widths)
     sizes = {name: getattr(tokenizer, name) for name in ("char_vocab_size", "max_word_length")}
     return ELMoForPreTraining(arguments.config(vocab_size=len(tokenizer), **sizes)), tokenizer
+
+
+@torch.no_grad()
+def begin_with_frequencies(model: ELMoForPreTraining, log_frequencies_V: np.ndarray):
+    """Sets the biases of a new softmax, so that the model begins near the unigram of its text."""
+    bias_V, softmax = torch.from_numpy(log_frequencies_V), model.softmax
+    if softmax.adaptive is None:
+        softmax.bias.copy_(bias_V)
+        return
+    words_V = torch.cat([bias_V[: softmax.pad_token_id], bias_V[softmax.pad_token_id + 1 :]])
+    head, *clusters = words_V.tensor_split(softmax.adaptive.cutoffs[:-1])
+    softmax.adaptive.head.bias.copy_(torch.cat([head, torch.stack([each.logsumexp(0) for each in clusters])]))
 
 
 def change_vocabulary(
