@@ -185,7 +185,7 @@ def test_a_perplexity_stands_beside_that_of_a_unigram(base, tmp_path, capsys):
     assert first["step"] == 0 and first["perplexity"] == pytest.approx(expected, rel=0.2)
     card = (base / "run" / "README.md").read_text(encoding="utf-8")
     assert f"A unigram, which only knows how often each word occurs in the training text, has {expected:.2f}." in card
-    pretrain(tmp_path, max_steps=3, learning_rate=3.0, softmax_type="adaptive")
+    pretrain(tmp_path, max_steps=3, learning_rate=3.0)
     worse = f"is above the {expected:.2f} of a unigram, which only knows how often each word occurs"
     assert worse in capsys.readouterr().out
     assert "**The model is worse.**" in (tmp_path / "run" / "README.md").read_text(encoding="utf-8")
