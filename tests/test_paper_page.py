@@ -12,6 +12,7 @@ from scipy import stats
 from modeling_elmo.run_scripts.experiments.paper_page import (
     PAGE_BEGIN,
     PAGE_END,
+    TABLE_1,
     claim_rows,
     epoch_rows,
     gain,
@@ -84,12 +85,12 @@ def test_figure_2_leaves_out_weights_that_were_not_learned(tmp_path):
     assert "| layer       | input |\n" in page.split("## Figure 2")[1]
 
 
-def test_a_document_keeps_all_but_the_page(tmp_path):
+def test_a_document_keeps_all_but_table_1(tmp_path):
     document = tmp_path / "RESULTS.md"
     document.write_text(f"# Results\n\n{PAGE_BEGIN}\nold\n{PAGE_END}\n\n## More\n", encoding="utf-8")
     for _ in range(2):
-        update_page(document, "words\n\n## Table 1\n\n![a picture](a.png)\n\nnew")
-        expected = f"# Results\n\n{PAGE_BEGIN}\n\nwords\n\n### Table 1\n\nnew\n\n{PAGE_END}\n\n## More\n"
+        update_page(document, f"words\n\n## {TABLE_1}\n\nnew\n\n## Table 2\n\nother")
+        expected = f"# Results\n\n{PAGE_BEGIN}\n\nnew\n\n{PAGE_END}\n\n## More\n"
         assert document.read_text(encoding="utf-8") == expected
 
 

@@ -63,7 +63,7 @@ class PaperArguments:
         None, "Folders of the same plan with other biLMs, which get columns in Table 1, named as they are."
     )
     page: str | None = option(
-        None, "Markdown file that has the page between two marks, such as docs/RESULTS.md; it is updated."
+        None, "Markdown file to update, such as docs/RESULTS.md: it gets Table 1 between two marks."
     )
 
 

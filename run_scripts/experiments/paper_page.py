@@ -28,6 +28,7 @@ from modeling_elmo.run_scripts.program.files import write_lines
 
 PAGE_BEGIN, PAGE_END = "<!-- elmo reproduce all: begin -->", "<!-- elmo reproduce all: end -->"
 FIGURE = "layer_weights.png"
+TABLE_1 = "Table 1: what does ELMo add?"
 CONFIDENCE = 0.95
 AS_IT_WAS, FURTHER = "the biLM as it was", "trained further"
 # The changes that the paper makes, by table: the arm before and the arm after it.
@@ -84,7 +85,7 @@ def page_sections(
         tables[entry["table"]].append(entry)
     claims = table_if_rows(CLAIM_COLUMNS, claim_rows(entries, found))
     yield "Which claims of the paper hold here?", [EXPLANATION_OF_CLAIMS, claims] if claims else []
-    yield "Table 1: what does ELMo add?", [gains_table(tables["1"], found, others)]
+    yield TABLE_1, [gains_table(tables["1"], found, others)]
     yield "Table 2: how are the layers weighted?", arms_tables(tables["2"], found, output)
     yield "Table 3: where does ELMo enter the network?", arms_tables(tables["3"], found, output)
     yield "Table 4: what are the nearest uses of a word?", [neighbors_list(found[each["name"]]) for each in tables["4"]]
@@ -105,12 +106,12 @@ def table_if_rows(header: list[str], rows: Iterable[list[str]]) -> str:
 
 
 def update_page(path: Path, page: str):
-    """Replaces what a document has between the marks. Headings become one level deeper, and pictures are left out."""
+    """Replaces what a document has between the marks by Table 1 of a page."""
     parts = re.split(f"({PAGE_BEGIN}|{PAGE_END})", path.read_text(encoding="utf-8"))
     if parts[1::2] != [PAGE_BEGIN, PAGE_END]:
-        raise ValueError(f"{path} must have the lines {PAGE_BEGIN} and {PAGE_END} once, around the place of the page.")
-    lines = [f"#{line}" if line.startswith("#") else line for line in page.split("\n") if not line.startswith("![")]
-    parts[2] = "\n\n" + re.sub(r"\n{3,}", "\n\n", "\n".join(lines)).rstrip() + "\n\n"
+        raise ValueError(f"{path} must have the lines {PAGE_BEGIN} and {PAGE_END} once, around the place of Table 1.")
+    sections = dict(part.split("\n", 1) for part in re.split("^## ", page, flags=re.MULTILINE)[1:])
+    parts[2] = f"\n\n{sections.get(TABLE_1, '').strip()}\n\n"
     write_lines(path, ["".join(parts).removesuffix("\n")])
 
 
