@@ -20,7 +20,7 @@ from modeling_elmo.run_scripts.reproduce import main as reproduce
 from modeling_elmo.run_scripts.run_pretraining import main as run_pretraining
 
 ROOT = Path(__file__).resolve().parents[1]
-MODEL = ROOT / "model_cards" / "elmo-mini-en"
+MODEL = ROOT / "model_cards" / "elmo-small-en"
 DEMO_TEXTS = ROOT / "tests" / "fixtures" / "demo"
 OUTPUT = ROOT / "demo_output"
 STEPS, EPOCHS = 60, 12  # of further pretraining, and of each tagger
