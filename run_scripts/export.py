@@ -88,7 +88,7 @@ def main(arguments: list[str] | None = None) -> Path:
             torch.export.save(program, file)
             exported = torch.export.load(file).module()
         difference = compare(exported, model, batches)
-        print(f"Largest difference from the model: {difference:.1e} of a vector's largest value or a logit, at least of 1.")
+        print(f"Largest difference from the model: {difference:.1e} of a vector's largest value, of a logit, or of 1.")
         if not difference <= LARGEST_DIFFERENCE:
             raise ValueError(f"That is more than {LARGEST_DIFFERENCE}: {output_dir} is not written.")
         tokenizer.save_pretrained(folder)
