@@ -1,6 +1,6 @@
 """Shows what the package does, on real text, with the English biLM of the repository.
 
-    python run_scripts/demo.py            (or `make demo`, in a clone; 5 minutes)
+    python run_scripts/demo.py            (or `make demo`, in a clone; 4 minutes)
 
 1. Reads raw text. 2. Finds similar uses of a word. 3. Trains the biLM further on texts of another kind. 4. Trains a
 tagger of named entities with and without ELMo. Figures are saved below `demo_output/`.
@@ -20,10 +20,10 @@ from modeling_elmo.run_scripts.reproduce import main as reproduce
 from modeling_elmo.run_scripts.run_pretraining import main as run_pretraining
 
 ROOT = Path(__file__).resolve().parents[1]
-MODEL = ROOT / "model_cards" / "elmo-mini-en"
+MODEL = ROOT / "model_cards" / "elmo-small-en"
 DEMO_TEXTS = ROOT / "tests" / "fixtures" / "demo"
 OUTPUT = ROOT / "demo_output"
-STEPS, EPOCHS = 60, 12  # of further pretraining, and of each tagger
+STEPS, EPOCHS = 30, 12  # of further pretraining, and of each tagger
 TAGGERS = "tagger/results/ner"
 PICTURES = ("neighbors/play.png", "film-biLM/curve.png", f"{TAGGERS}.png", f"{TAGGERS}_layer_weights.png")
 SENTENCES = ["The play was a great success on Broadway.", "The actors in that play were superb.", "They play chess."]

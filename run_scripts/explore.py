@@ -1,6 +1,6 @@
 """Shows in the browser what models do: uses of a word, expected words, layer weights, what trained heads find.
 
-    elmo explore model_cards/elmo-mini-en --corpus corpus.txt
+    elmo explore model_cards/elmo-small-en --corpus corpus.txt
 
 Pass biLMs and trained heads, in any number; all answer the same questions, side by side. The page is served on this
 computer only, unless you pass `--server_name`. Ctrl-C stops it. `--space FOLDER` writes the page as a Space for the Hub

@@ -18,7 +18,7 @@ ROOT = Path(__file__).resolve().parents[1]
 FIXTURES = ROOT / "tests" / "fixtures" / "elmo_fixtures"
 WEIGHTS, OPTIONS = FIXTURES / "allennlp" / "lm_weights.hdf5", FIXTURES / "allennlp" / "options.json"
 ALLENNLP = ["--weights", str(WEIGHTS), "--options", str(OPTIONS)]
-SHIPPED = ROOT / "model_cards" / "elmo-mini-en"
+SHIPPED = ROOT / "model_cards" / "elmo-small-en"
 
 
 def test_there_and_back_with_softmax_and_vocabulary(tmp_path, monkeypatch, capsys):

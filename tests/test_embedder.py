@@ -145,7 +145,7 @@ def test_the_example_of_the_documents_with_ray(ray, model_dir):
     (code,) = re.findall(r"```py\n(.*?)```", (ROOT / "docs/scale.md").read_text(encoding="utf-8"), re.DOTALL)
     Path("tests").symlink_to(ROOT / "tests")
     names = {}
-    exec(code.replace("model_cards/elmo-mini-en", str(model_dir)), names)
+    exec(code.replace("model_cards/elmo-small-en", str(model_dir)), names)
     rows = ray.data.read_parquet("vectors").take_all()
     lines = [line for line in (ROOT / "tests/fixtures/demo/play.txt").read_text("utf-8").splitlines() if line]
     assert sorted(row["text"] for row in rows) == sorted(lines)

@@ -36,7 +36,7 @@ from modeling_elmo.run_scripts.explorer import readings
 from modeling_elmo.run_scripts.pretraining.corpus import Corpus
 
 ROOT = Path(__file__).parents[1]
-ENGLISH, KOREAN = (str(ROOT / "model_cards" / f"elmo-mini-{language}") for language in ("en", "ko"))
+ENGLISH, KOREAN = (str(ROOT / "model_cards" / f"elmo-small-{language}") for language in ("en", "ko"))
 PLAY = ROOT / "tests" / "fixtures" / "demo" / "play.txt"
 TEXT = "The play was a success.\n\n  They play chess. \nA play, then."
 LINES = ["The play was a success.", "They play chess.", "A play, then."]
@@ -258,7 +258,7 @@ def test_pieces_of_nested_spans():
 
 
 def test_other_mistakes(english, head_folders, tmp_path, monkeypatch):
-    with pytest.raises(ValueError, match="elmo-mini-en .*'chess'"):
+    with pytest.raises(ValueError, match="elmo-small-en .*'chess'"):
         readings.layer_cosines(english, "A play.", "chess")
     (tmp_path / "config.json").write_text('{"model_type": "elmo", "architectures": ["BertModel"]}')
     with pytest.raises(ValueError, match="BertModel.*ELMoForPreTraining"):
@@ -463,8 +463,8 @@ def test_a_space_runs(tmp_path, monkeypatch, capsys, corpus):
     head = yaml.safe_load((folder / "README.md").read_text(encoding="utf-8").split("---")[1])
     assert head["sdk"] == "gradio" and head["sdk_version"] == gradio.__version__ and head["app_file"] == "app.py"
     assert (folder / "requirements.txt").read_text().startswith("modeling-elmo[explore")
-    copied = {path.name for path in (folder / "elmo-mini-en").iterdir() if path.suffix != ".py"}
-    others = {"config.json", "model.safetensors", "vocab.txt", "tokenizer.json", "tokenizer_config.json"}
+    copied = {path.name for path in (folder / "elmo-small-en").iterdir() if path.suffix != ".py"}
+    others = {"config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json"}
     assert copied == {"README.md", *others}
     assert not any(path.is_symlink() for path in folder.rglob("*"))
     monkeypatch.chdir(tmp_path)
@@ -490,10 +490,10 @@ def test_a_space_of_models_on_the_hub(tmp_path, monkeypatch):
     monkeypatch.setattr(explore, "check_model", lambda name: None)
     explore.write_space(tmp_path, ["user/elmo", KOREAN], trust_remote_code=True)
     app = (tmp_path / "app.py").read_text(encoding="utf-8")
-    assert "models=['user/elmo', str(HERE / 'elmo-mini-ko')]" in app and "trust_remote_code=True" in app
+    assert "models=['user/elmo', str(HERE / 'elmo-small-ko')]" in app and "trust_remote_code=True" in app
     head = yaml.safe_load((tmp_path / "README.md").read_text(encoding="utf-8").split("---")[1])
     assert head["models"] == ["user/elmo"]
-    other = tmp_path / "copies" / "elmo-mini-ko"
+    other = tmp_path / "copies" / "elmo-small-ko"
     other.mkdir(parents=True)
-    with pytest.raises(ValueError, match="Two models or texts have one name: elmo-mini-ko, elmo-mini-ko"):
+    with pytest.raises(ValueError, match="Two models or texts have one name: elmo-small-ko, elmo-small-ko"):
         explore.write_space(tmp_path / "other", [KOREAN, str(other)])

@@ -9,7 +9,7 @@ gradio = pytest.importorskip("gradio")
 playwright = pytest.importorskip("playwright.sync_api", reason="`make test-browser` installs playwright")
 
 ROOT = Path(__file__).parents[1]
-ENGLISH, KOREAN = (str(ROOT / "model_cards" / f"elmo-mini-{language}") for language in ("en", "ko"))
+ENGLISH, KOREAN = (str(ROOT / "model_cards" / f"elmo-small-{language}") for language in ("en", "ko"))
 PLAY = str(ROOT / "tests" / "fixtures" / "demo" / "play.txt")
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 PATIENCE = 120_000  # milliseconds, for a busy machine

@@ -120,7 +120,7 @@ def test_an_installation_without_sources_saves_models_without_code(tmp_path):
     compileall.compile_dir(package, quiet=2, legacy=True)
     for file in package.rglob("*.py"):
         file.unlink()
-    code = WITHOUT_SOURCES.replace("NAME", repr(str(ROOT / "model_cards" / "elmo-mini-en")))
+    code = WITHOUT_SOURCES.replace("NAME", repr(str(ROOT / "model_cards" / "elmo-small-en")))
     finished = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True)
     assert finished.returncode == 0 and finished.stdout == "elmo\n", finished.stderr
     assert finished.stderr.count("The model is saved without its code, because this installation has no sources") == 1

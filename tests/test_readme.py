@@ -135,7 +135,7 @@ def test_korean_readme_has_the_same_commands_figures_and_links():
         for text in (english, korean)
     ]
     assert blocks[0] == blocks[1] and len(blocks[0]) == 5
-    assert figures_of_results(english) == figures_of_results(korean) and len(figures_of_results(english)) == 16
+    assert figures_of_results(english) == figures_of_results(korean) and len(figures_of_results(english)) == 15
     assert sorted(commands(english)) == sorted(commands(korean))
     assert {*LINK.findall(english)} ^ {*LINK.findall(korean)} == {("README.md", ""), ("README.ko.md", "")}
 

@@ -14,11 +14,12 @@ import torch
 spacy = pytest.importorskip("spacy")
 
 import modeling_elmo_spacy  # noqa: E402, F401 (registers the factory in a clone that is not installed)
+from task_worker import bilm  # noqa: E402
 
 from modeling_elmo import ELMoModel, ELMoTokenizer  # noqa: E402
 from modeling_elmo.run_scripts.vectors.spacy_pipe import ELMoPipe  # noqa: E402
 
-MODEL = str(Path(__file__).parents[1] / "model_cards" / "elmo-mini-en")
+SHIPPED = str(Path(__file__).parents[1] / "model_cards" / "elmo-small-en")
 TEXT = "The play was a great success.\n\n  They play chess. The actors in that play were superb."
 TEXTS = [TEXT, "", " \n", "A play.", "One sentence of a few words . " * 5, "Don't!"]
 LOAD = """
@@ -29,23 +30,32 @@ numpy.save("vectors.npy", spacy.load("saved")(sys.argv[1]).tensor)
 """
 
 
-def pipeline(sentences: bool = True, **config):
-    nlp = spacy.blank("en")
-    if sentences:
-        nlp.add_pipe("sentencizer")
-    nlp.add_pipe("elmo", config={"model": MODEL, "device": "cpu", **config})
-    return nlp
+@pytest.fixture(scope="module")
+def model_dir(tmp_path_factory) -> str:
+    return str(bilm(tmp_path_factory.mktemp("models") / "elmo-tiny", pre_tokenization="moses"))
 
 
 @pytest.fixture(scope="module")
-def nlp():
+def pipeline(model_dir):
+    def make(sentences: bool = True, **config):
+        nlp = spacy.blank("en")
+        if sentences:
+            nlp.add_pipe("sentencizer")
+        nlp.add_pipe("elmo", config={"model": model_dir, "device": "cpu", **config})
+        return nlp
+
+    return make
+
+
+@pytest.fixture(scope="module")
+def nlp(pipeline):
     return pipeline()
 
 
 @pytest.fixture(scope="module")
-def plain_vectors():
+def plain_vectors(model_dir):
     """Shape: `(layers, tokens, hidden_size)`."""
-    model, tokenizer = ELMoModel.from_pretrained(MODEL).eval(), ELMoTokenizer.from_pretrained(MODEL)
+    model, tokenizer = ELMoModel.from_pretrained(model_dir).eval(), ELMoTokenizer.from_pretrained(model_dir)
 
     @torch.no_grad()
     def vectors(doc) -> np.ndarray:
@@ -66,7 +76,7 @@ def plain_vectors():
     [("top", lambda layers: layers[2]), ("average", lambda layers: layers.mean(0)), (1, lambda layers: layers[1])],
 )
 @pytest.mark.parametrize("sentences", [True, False])
-def test_vectors_are_those_of_the_model(plain_vectors, layer, of_layers, sentences):
+def test_vectors_are_those_of_the_model(pipeline, plain_vectors, layer, of_layers, sentences):
     docs = pipeline(sentences, layer=layer, batch_tokens=8).pipe(TEXTS, batch_size=3)
     for doc, text in zip(docs, TEXTS, strict=True):
         expected = of_layers(plain_vectors(doc))
@@ -89,7 +99,7 @@ def test_vectors_of_tokens_spans_and_documents(nlp):
     assert not nlp("").has_vector and nlp("").vector.shape == doc[0].vector.shape
 
 
-def test_documents_whose_tokens_were_split_or_merged():
+def test_documents_whose_tokens_were_split_or_merged(pipeline):
     nlp = pipeline()  # spaCy cannot merge tokens if the vocabulary has vectors of another width
     doc, other = nlp("They play in NewYork."), nlp("They play chess.")
     assert doc.vector_norm  # spaCy remembers it
@@ -108,7 +118,8 @@ def test_documents_whose_tokens_were_split_or_merged():
     assert doc[:3].tensor.any(1).all() and not doc[3:5].tensor.any() and doc[5].vector.any()
 
 
-def test_similarity_depends_on_the_context(nlp):
+def test_similarity_depends_on_the_context(pipeline):
+    nlp = pipeline(model=SHIPPED)
     doc = nlp(TEXT)
     stage, chess, actors = (token for token in doc if token.text == "play")
     vectors = torch.from_numpy(doc.tensor)
@@ -133,16 +144,16 @@ def test_hooks_of_stored_documents(nlp):
 
 @pytest.mark.slow
 @pytest.mark.skipif(not entry_points(group="spacy_factories", name="elmo"), reason="modeling_elmo is not installed")
-def test_a_saved_pipeline_needs_no_import_and_no_other_folder(nlp, tmp_path):
+def test_a_saved_pipeline_needs_no_import_and_no_other_folder(model_dir, nlp, tmp_path):
     nlp.to_disk(tmp_path / "saved")
     config = tmp_path / "saved" / "config.cfg"
-    config.write_text(config.read_text(encoding="utf-8").replace(MODEL, "/another/machine"), encoding="utf-8")
+    config.write_text(config.read_text(encoding="utf-8").replace(model_dir, "/another/machine"), encoding="utf-8")
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
     subprocess.run([sys.executable, "-c", LOAD, TEXT], cwd=tmp_path, env=environment, check=True)
     np.testing.assert_allclose(np.load(tmp_path / "vectors.npy"), nlp(TEXT).tensor, atol=1e-6)
 
 
-def test_bytes_pickles_and_configurations(nlp):
+def test_bytes_pickles_and_configurations(pipeline, nlp):
     empty = pipeline(model="nowhere")
     others = [
         empty.from_bytes(nlp.to_bytes()),
@@ -153,7 +164,7 @@ def test_bytes_pickles_and_configurations(nlp):
         np.testing.assert_allclose(other(TEXT).tensor, nlp(TEXT).tensor, atol=1e-6)
 
 
-def test_mistakes(nlp, tmp_path):
+def test_mistakes(pipeline, nlp, tmp_path):
     with pytest.raises(FileNotFoundError, match=f"{tmp_path} has no config.json"):
         pipeline(model=str(tmp_path)).initialize()
     with pytest.raises(ValueError, match="elmo -> layer.*'last' is not.*'top', 'average', 'mixed'"):
@@ -161,25 +172,25 @@ def test_mistakes(nlp, tmp_path):
     with pytest.raises(ValueError, match="elmo -> model\tmissing required argument"):
         spacy.blank("en").add_pipe("elmo")
     nlp.vocab.set_vector("chess", np.ones(300))
-    with pytest.raises(ValueError, match=r"\(384,\) and \(300,\)"):
+    with pytest.raises(ValueError, match=r"\(16,\) and \(300,\)"):
         nlp("Chess")[0].similarity(nlp.vocab["chess"])
 
 
-def test_a_long_text_without_sentences_is_warned_of(nlp, caplog):
-    pipe = ELMoPipe("elmo", MODEL, batch_tokens=7)
+def test_a_long_text_without_sentences_is_warned_of(model_dir, nlp, caplog):
+    pipe = ELMoPipe("elmo", model_dir, batch_tokens=7)
     pipe(nlp.make_doc("word " * 7))
     assert not caplog.messages
     pipe(nlp.make_doc("word " * 8))
     assert "A sentence has 8 words, more than batch_tokens (7)" in caplog.text and '"sentencizer"' in caplog.text
 
 
-def test_an_error_handler_gets_the_documents_that_failed():
+def test_an_error_handler_gets_the_documents_that_failed(pipeline, model_dir):
     """Of `pipe`. spaCy handles errors of a single call itself, for which the component must raise them."""
     failed = []
     nlp = pipeline(model="nowhere")
     nlp.set_error_handler(lambda name, pipe, docs, error: failed.append((name, len(docs), type(error))))
     assert list(nlp.pipe(["A play.", "A film."])) == [] and failed == [("elmo", 2, FileNotFoundError)]
-    broken = ELMoPipe("elmo", MODEL, layer="9")
+    broken = ELMoPipe("elmo", model_dir, layer="9")
     broken.set_error_handler(lambda *_: None)
     with pytest.raises(ValueError, match="layer 9: pass top, average, mixed, or a number up to 2"):
         broken(spacy.blank("en")("A play."))

@@ -4,12 +4,14 @@ import csv
 import itertools
 import json
 import random
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 import pytest
 from scipy import stats
 from scipy.spatial.distance import cdist, cosine, pdist
+from task_worker import bilm
 
 from modeling_elmo.run_scripts.nearest_neighbors import main
 from modeling_elmo.run_scripts.vectors.usage_change import (
@@ -21,7 +23,6 @@ from modeling_elmo.run_scripts.vectors.usage_change import (
     order_groups,
 )
 
-MODEL = str(Path(__file__).parents[1] / "model_cards" / "elmo-mini-en")
 STAGE = "The {0} play was {1} by the {2} of the theatre ."
 GAMES = "They often play {0} with the {2} and {1} the game ."
 HOUSE = "The {0} house was {1} by the {2} of the town ."
@@ -125,10 +126,16 @@ def table(tmp_path_factory) -> Path:
     return path
 
 
-def run_change(path: Path, *more: Path, **options) -> dict:
+@pytest.fixture(scope="module")
+def run_change(tmp_path_factory):
+    model = bilm(tmp_path_factory.mktemp("models") / "elmo-tiny")
+    return partial(change, model)
+
+
+def change(model: Path, path: Path, *more: Path, **options) -> dict:
     options = {
         "word": "play",
-        "model": MODEL,
+        "model": model,
         "device": "cpu",
         "group_by": "year",
         "bin_width": 50,
@@ -139,7 +146,7 @@ def run_change(path: Path, *more: Path, **options) -> dict:
     return main([str(path), *map(str, more), *flags])
 
 
-def test_the_word_that_changes_is_found(table, tmp_path, capsys):
+def test_the_word_that_changes_is_found(run_change, table, tmp_path, capsys):
     found = {word: run_change(table, word=word, output=tmp_path / f"{word}.json") for word in ("play", "house")}
     for word, result in found.items():
         (pair,) = result["pairs"]
@@ -157,7 +164,7 @@ def test_the_word_that_changes_is_found(table, tmp_path, capsys):
     assert (tmp_path / "play.png").read_bytes().startswith(b"\x89PNG")
 
 
-def test_files_and_formats_give_the_same_groups(table, tmp_path):
+def test_files_and_formats_give_the_same_groups(run_change, table, tmp_path):
     rows = [line.split("\t") for line in table.read_text(encoding="utf-8").splitlines()]
     with (tmp_path / "table.csv").open("w", encoding="utf-8", newline="") as file:
         csv.writer(file).writerows(rows)
@@ -191,12 +198,12 @@ def test_files_and_formats_give_the_same_groups(table, tmp_path):
         ({"min_uses": 1}, "--min_uses 1"),
     ],
 )
-def test_mistakes(table, options, message):
+def test_mistakes(run_change, table, options, message):
     with pytest.raises(ValueError, match=message):
         run_change(table, **options)
 
 
-def test_files_of_one_name_are_groups(tmp_path):
+def test_files_of_one_name_are_groups(run_change, tmp_path):
     same = [tmp_path / folder / "a.txt" for folder in "xy"]
     for path in same:
         path.parent.mkdir()
@@ -212,7 +219,7 @@ def test_files_of_one_name_are_groups(tmp_path):
         ('{"text": "A play .", "year": null}', "a.jsonl, line 1: the group 'year' is None"),
     ],
 )
-def test_mistakes_in_texts_and_groups(tmp_path, row, message):
+def test_mistakes_in_texts_and_groups(run_change, tmp_path, row, message):
     (tmp_path / "a.jsonl").write_text(row, encoding="utf-8")
     with pytest.raises(ValueError, match=message):
         run_change(tmp_path / "a.jsonl")
