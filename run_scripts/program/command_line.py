@@ -24,6 +24,8 @@ from safetensors import SafetensorError
 from transformers import HfArgumentParser
 from transformers.hf_argparser import string_to_bool
 
+from modeling_elmo.run_scripts.program.progress import show_lines
+
 USER_ERROR = 2  # argparse's exit status
 INTERRUPTED = 130  # the shell's exit status for Ctrl-C
 UNREAD_OUTPUT = 141  # the shell's exit status for a program whose output nobody reads any more, as before `head`
@@ -257,8 +259,10 @@ def run(main: Callable[[], Any]) -> None:
     is_debugging = "--debug" in sys.argv
     sys.argv = [argument for argument in sys.argv if argument != "--debug"]
     for stream in (sys.stdout, sys.stderr):
-        if isinstance(stream, io.TextIOWrapper):  # what its encoding lacks is printed as an escape
-            stream.reconfigure(errors="backslashreplace")
+        if isinstance(stream, io.TextIOWrapper):  # escapes for what its encoding lacks; a log is read while it grows
+            stream.reconfigure(errors="backslashreplace", line_buffering=True)
+    if sys.stderr and not sys.stderr.isatty():
+        show_lines()
     try:
         main()
         distributed = sys.modules.get("torch.distributed")
