@@ -52,6 +52,10 @@ class TaskTrainingArguments(TrainingArguments):
     """Trainer's arguments, with the defaults of the paper's tagger (as in AllenNLP's configuration)."""
 
     _argument_group_name = "training options"
+    _inherited_options = (  # which users need most
+        *("output_dir", "max_steps", "optim", "warmup_steps", "gradient_accumulation_steps", "bf16", "logging_steps"),
+        *("eval_steps", "save_steps", "resume_from_checkpoint", "seed", "use_cpu", "push_to_hub", "hub_model_id"),
+    )
     trainer_options: ClassVar[dict[str, Any]] = {"remove_unused_columns": True}  # which a task sets
 
     learning_rate: float | None = option(None, "Initial learning rate. Default: 1 for Adadelta, else 0.001.")

@@ -108,8 +108,11 @@ class HelpFormatter(ArgumentDefaultsHelpFormatter, RawDescriptionHelpFormatter):
 class ProgramParser(HfArgumentParser):
     """The parser of a program, from dataclasses of options; the help has a section for each.
 
-    The title of a section is `_argument_group_name` of the class that declares its options, or "options".
+    The title of a section is `_argument_group_name` of the class that declares its options, or names them in
+    `_inherited_options`; else "options". Trainer's other options are in the long help only.
     """
+
+    is_help_long = False
 
     def __init__(self, *dataclass_types: type, **options: Any):
         super().__init__(dataclass_types, **{"formatter_class": HelpFormatter, **options})
@@ -119,7 +122,7 @@ class ProgramParser(HfArgumentParser):
             if is_dataclass(base) and isinstance(base, type):
                 is_trainer = base.__module__.startswith("transformers.")
                 title = TRAINER_OPTIONS if is_trainer else vars(base).get("_argument_group_name", "options")
-                self.titles |= dict.fromkeys(get_annotations(base), title)
+                self.titles |= dict.fromkeys([*get_annotations(base), *vars(base).get("_inherited_options", ())], title)
                 texts |= {item.name: item.metadata["help"] for item in fields(base) if "help" in item.metadata}
         for action in self._actions:
             action.help = action.help or texts.get(action.dest)  # of a base class, if only the default is changed
@@ -130,6 +133,8 @@ class ProgramParser(HfArgumentParser):
         """One object per group of options, and a namespace of options outside all groups; a single object as such."""
         arguments = sys.argv[1:] if arguments is None else arguments
         refuse_names_not_utf8(arguments)
+        if "--help_all" in arguments:
+            self.is_help_long, arguments = True, ["--help"]
         namespace, unknown = self.parse_known_args(arguments)
         if unknown:
             known = [name for action in self._actions for name in action.option_strings]
@@ -184,11 +189,15 @@ class ProgramParser(HfArgumentParser):
         shown = [action for action in self._actions if action.required or action.dest == "help"]
         formatter.add_usage(None, shown, [])
         formatter.add_text(self.description)
-        for title, actions in self._sections().items():
+        sections = self._sections()
+        others = [] if self.is_help_long else sections.pop(TRAINER_OPTIONS, [])
+        for title, actions in sections.items():
             formatter.start_section(title)
             formatter.add_arguments(actions)
             formatter.end_section()
-        formatter.add_text("\n\n".join(filter(None, [self.epilog, "--debug shows the traceback of an error."])))
+        rest = f"--help_all also lists {len(others)} other {TRAINER_OPTIONS}." if others else None
+        ends = filter(None, [rest, self.epilog, "--debug shows the traceback of an error."])
+        formatter.add_text("\n\n".join(ends))
         return formatter.format_help()
 
     def _sections(self) -> dict[str, list[Action]]:
