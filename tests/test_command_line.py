@@ -268,7 +268,7 @@ class FirstArguments(BaseArguments):
 @dataclass
 class SecondArguments(TrainingArguments):
     _argument_group_name = "training options"
-    _inherited_options = ("bf16",)
+    _shown_options = "bf16"
     learning_rate: float = field(default=0.25, metadata={"help": "Learning rate of Adam."})
 
 

@@ -18,9 +18,9 @@ from datasets import Dataset
 from huggingface_hub.utils import tqdm as tqdm_of_hub
 from tqdm.auto import tqdm
 from transformers.utils import logging
-from modeling_elmo.run_scripts.program import command_line, progress
+from modeling_elmo.run_scripts.program import command_line
 
-progress.LINE_SECONDS = 0.2
+command_line.LINE_SECONDS = 0.2
 
 def work():
     start = time.time()

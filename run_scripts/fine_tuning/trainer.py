@@ -52,10 +52,8 @@ class TaskTrainingArguments(TrainingArguments):
     """Trainer's arguments, with the defaults of the paper's tagger (as in AllenNLP's configuration)."""
 
     _argument_group_name = "training options"
-    _inherited_options = (  # which users need most
-        *("output_dir", "max_steps", "optim", "warmup_steps", "gradient_accumulation_steps", "bf16", "logging_steps"),
-        *("eval_steps", "save_steps", "resume_from_checkpoint", "seed", "use_cpu", "push_to_hub", "hub_model_id"),
-    )
+    _shown_options = """output_dir max_steps optim warmup_steps gradient_accumulation_steps bf16 logging_steps
+        eval_steps save_steps resume_from_checkpoint seed use_cpu push_to_hub hub_model_id"""
     trainer_options: ClassVar[dict[str, Any]] = {"remove_unused_columns": True}  # which a task sets
 
     learning_rate: float | None = option(None, "Initial learning rate. Default: 1 for Adadelta, else 0.001.")
@@ -183,11 +181,6 @@ class MovingAverage(TrainerCallback):
 class LogLines(ProgressCallback):
     """Progress where standard error is no terminal: entries of Trainer's log as text, and the loss beside the steps."""
 
-    def on_prediction_step(self, *args, **kwargs):
-        super().on_prediction_step(*args, **kwargs)
-        if self.prediction_bar is not None:
-            self.prediction_bar.set_description("evaluation", refresh=False)
-
     def on_log(self, args, state, control, logs, **kwargs):
         if self.training_bar is not None:
             figures = {name: f"{value:.4g}" for name, value in logs.items() if not name.endswith(NOT_PRINTED)}
@@ -211,10 +204,9 @@ class TaskTrainer(Trainer):
                 f"--ema_decay {args.ema_decay} needs whole weights, but FSDP and DeepSpeed split them; pass 0."
             )
         self.average = MovingAverage(self.model, args.ema_decay) if args.ema_decay else None
-        if self.average is not None:
-            self.add_callback(self.average)
-        if isinstance(self.data_collator, TrainerCallback):  # it draws anew in each epoch
-            self.add_callback(self.data_collator)
+        for callback in (self.average, self.data_collator):  # some collators draw anew in each epoch
+            if isinstance(callback, TrainerCallback):
+                self.add_callback(callback)
         if not (args.disable_tqdm or sys.stderr.isatty()):
             self.remove_callback(ProgressCallback)
             self.add_callback(LogLines)
