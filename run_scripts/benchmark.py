@@ -106,7 +106,8 @@ def main(arguments: list[str] | None = None) -> dict[str, Any]:
 def chosen_contests(parsed: BenchmarkArguments, folder: Path, device: torch.device) -> Iterator[Contest]:
     """All contests of the chosen parts, made one by one."""
     sentences = read_sentences(parsed.text_file)
-    checkout = model_speed.load_checkout(parsed.against) if parsed.against else None
+    code = parsed.against and Path(parsed.against, "modeling_elmo", "__init__.py")
+    checkout = model_speed.import_file(code, model_speed.CHECKOUT) if code else None
     names = {"inference": parsed.batches, "heads": parsed.batches, "tokenizer": []}
     inputs = [(part, name) for part in parsed.parts for name in names.get(part, parsed.training_batches)]
     batches = {name: draw_batch(sentences, name, parsed.seed) for _, name in inputs}

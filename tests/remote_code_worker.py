@@ -1,5 +1,7 @@
 """Uses saved folders without the package: `python remote_code_worker.py FOLDERS RESULTS RESAVED`.
 
+`first_files` is for folders whose code raises an error, with the package and without it.
+
 Loads every folder in FOLDERS under every Auto class and writes the outputs to RESULTS. Writes the results of stock
 pipelines to a `.json` file of the same name. Then trains each model for a step and saves it in RESAVED.
 """
@@ -7,7 +9,10 @@ pipelines to a `.json` file of the same name. Then trains each model for a step 
 import importlib.util
 import json
 import sys
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import torch
 import transformers
@@ -87,6 +92,41 @@ def load(folder: Path) -> dict[str, torch.nn.Module]:
     auto_map = AutoConfig.from_pretrained(folder, trust_remote_code=True).auto_map
     names = [name for name in auto_map if name.startswith("AutoModel")]
     return {name: getattr(transformers, name).from_pretrained(folder, trust_remote_code=True) for name in names}
+
+
+def spoil(folder: Path):
+    """Replaces the code of the folder: a file that runs writes its name to `ran`, and raises an error."""
+    for file in folder.glob("*.py"):
+        log, line = str(folder / "ran"), f"{file.name}\n"
+        file.write_text(f"open({log!r}, 'a').write({line!r})\nraise SystemError('the folder runs')\n")
+
+
+def first_files(folder: Path) -> dict[str, list[str]]:
+    """The file of a spoilt folder that runs first in each call, without the flag and with it.
+
+    "" if none does, and "refused" if transformers asks for the flag.
+    """
+    auto_map = json.loads((folder / "config.json").read_text())["auto_map"]
+    calls = {auto: getattr(transformers, auto).from_pretrained for auto in [*auto_map, "AutoTokenizer"]}
+    calls["pipeline"] = partial(pipeline, PIPELINES[folder.name][0])
+    found: dict[str, list[str]] = {}
+    for call, load in calls.items():
+        for options in ({}, {"trust_remote_code": True}):
+            found.setdefault(call, []).append(first_file(folder, partial(load, str(folder), **options)))
+    return found
+
+
+def first_file(folder: Path, load: Callable[[], Any]) -> str:
+    ran, is_refused = folder / "ran", False
+    try:
+        load()
+    except Exception as error:
+        is_refused = "trust_remote_code=True" in str(error)
+        if not (is_refused or ran.exists()):
+            raise
+    names = ran.read_text().split() if ran.exists() else []
+    ran.unlink(missing_ok=True)
+    return names[0] if names else "refused" if is_refused else ""
 
 
 def main(folders: Path, results: Path, resaved: Path):

@@ -11,7 +11,7 @@ import pickle
 import re
 import subprocess
 import sys
-from dataclasses import KW_ONLY, dataclass, field
+from dataclasses import KW_ONLY, dataclass, field, fields
 from importlib import import_module
 from pathlib import Path
 from typing import Literal
@@ -268,20 +268,41 @@ class FirstArguments(BaseArguments):
 @dataclass
 class SecondArguments(TrainingArguments):
     _argument_group_name = "training options"
+    _shown_options = "bf16"
     learning_rate: float = field(default=0.25, metadata={"help": "Learning rate of Adam."})
 
 
 def parser() -> ProgramParser:
-    return ProgramParser(FirstArguments, SecondArguments, prog="elmo test", description="What it does.\n\n  example")
+    text = "What it does.\n\n  example"
+    return ProgramParser(FirstArguments, SecondArguments, prog="elmo test", description=text, epilog="More.")
 
 
-def test_help(monkeypatch):
+def help_of(option: str, capsys) -> str:
+    with pytest.raises(SystemExit) as ended:
+        parser().parse(["--seed", "3", option])
+    printed = capsys.readouterr()
+    assert (ended.value.code, printed.err) == (0, "")
+    return printed.out
+
+
+def test_help(monkeypatch, capsys):
     monkeypatch.setenv("COLUMNS", "100")
-    text = parser().format_help()
-    own, trainer = text.split("\noptions of transformers' Trainer:\n")
-    assert own == EXPECTED_HELP
+    own, ending = help_of("--help", capsys).split("\n\n--help_all ")
+    assert re.sub(r"(?<=  --bf16) .*(\n {10}.*)*", "", own) == EXPECTED_HELP  # a text of transformers
+    count = len(fields(TrainingArguments)) - len(("learning_rate", "bf16"))
+    rest = f"also lists {count} other options of transformers' Trainer."
+    assert ending == f"{rest}\n\nMore.\n\n--debug shows the traceback of an error.\n"
+
+
+def test_the_help_of_all_options(monkeypatch, capsys):
+    monkeypatch.setenv("COLUMNS", "100")
+    text, short = help_of("--help_all", capsys), help_of("-h", capsys)
+    own, trainer = text.split("\n\noptions of transformers' Trainer:\n")
+    assert own == short.split("\n\n--help_all")[0]
+    names = {item.name for item in fields(TrainingArguments)} - {"learning_rate", "bf16"}
+    assert {*re.findall(r"^  --(\w+)", trainer, re.MULTILINE)} == names
     assert "--optim TEXT " in trainer and "--max_steps INT " in trainer and "--max-steps" not in trainer
-    assert trainer.endswith("\n--debug shows the traceback of an error.\n")
+    assert trainer.endswith("\n\nMore.\n\n--debug shows the traceback of an error.\n")
     assert max(map(len, text.splitlines())) <= 100
 
 
@@ -314,7 +335,7 @@ options of the card:
 training options:
   --learning_rate FLOAT
                         Learning rate of Adam. (default: 0.25)
-"""
+  --bf16"""
 
 
 def test_options_become_one_object_per_group():

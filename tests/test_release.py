@@ -2,6 +2,7 @@
 
 import os
 import re
+import subprocess
 import sys
 import tarfile
 import zipfile
@@ -88,8 +89,6 @@ def test_all_places_name_the_same_version():
     version = re.search(r'^version = "(.*)"$', PYPROJECT, re.MULTILINE)[1]
     citation = yaml.safe_load((ROOT / "CITATION.cff").read_text(encoding="utf-8"))
     assert modeling_elmo.__version__ == citation["version"] == version
-    is_stable = int(version.partition(".")[0]) > 0
-    assert ("Development Status :: 5 - Production/Stable" in PYPROJECT) == is_stable
 
 
 def test_the_lowest_python_is_checked_and_named():
@@ -97,6 +96,28 @@ def test_the_lowest_python_is_checked_and_named():
     pythons = yaml.safe_load(WORKFLOWS["checks.yml"])["jobs"]["linux"]["strategy"]["matrix"]["python"]
     named = re.findall(r'"Programming Language :: Python :: (3\.\d+)"', PYPROJECT)
     assert lowest == pythons[0] == named[0] and pythons[-1] == named[-1]
+
+
+def test_all_folders_with_pinned_actions_are_updated():
+    [updates] = yaml.safe_load((ROOT / ".github" / "dependabot.yml").read_text(encoding="utf-8"))["updates"]
+    assert (updates["package-ecosystem"], updates["directory"]) == ("github-actions", "/")  # all of .github/workflows
+
+
+def test_git_changes_no_byte_of_a_file():
+    """Windows gets the same line ends, and weights are not text; `eolinfo` is that of the index, and of the disk."""
+    if not (ROOT / ".git").exists():
+        pytest.skip("this is not a clone")
+    listed = subprocess.run(
+        ["git", "ls-files", "--eol"], cwd=ROOT, stdout=subprocess.PIPE, text=True, check=True
+    ).stdout
+    files = dict(reversed(line.split("\t")) for line in listed.splitlines())
+    binary = (".safetensors", ".hdf5", ".pkl", ".gz", ".png", ".index", ".data-00000-of-00001")
+    for name, info in files.items():
+        index, disk, attributes = info.split(maxsplit=2)
+        expected = ("-text",) if name.endswith(binary) else ("text=auto eol=lf",)
+        assert (attributes.strip().removeprefix("attr/"),) == expected, name
+        assert (index, disk) in {("i/lf", "w/lf"), ("i/none", "w/none")} or expected == ("-text",), name
+    assert len(files) > 500
 
 
 @pytest.mark.parametrize("name", WORKFLOWS)

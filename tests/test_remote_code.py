@@ -4,9 +4,10 @@ Three generations: saved here; loaded, trained and saved again without the packa
 """
 
 import json
+import os
 import shutil
+import subprocess
 import sys
-from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
 
@@ -14,7 +15,7 @@ import pytest
 import torch
 import transformers
 from clean_python import new_environment, run
-from remote_code_worker import PIPELINES, TEXTS, outputs_of, piped
+from remote_code_worker import PIPELINES, TEXTS, first_file, first_files, outputs_of, piped, spoil
 from safetensors.torch import load_file
 from sentence_transformers import SentenceTransformer
 from transformers.dynamic_module_utils import create_dynamic_module, get_class_in_module
@@ -88,30 +89,53 @@ CUSTOM = {
 }
 
 
-@pytest.mark.parametrize("name", PIPELINES)
-def test_the_folder_does_not_run_after_an_import_but_where_the_page_says_so(tmp_path, name):
-    """The table of docs/trust_remote_code.md. The folder's code raises an error."""
+@pytest.fixture(scope="module")
+def spoilt(tmp_path_factory) -> Path:
+    """A folder of each class whose code raises an error."""
+    root = tmp_path_factory.mktemp("spoilt")
     tokenizer = ELMoTokenizer(vocab=VOCABULARY)
     config = ELMoConfig.from_preset("tiny", vocab_size=len(tokenizer), id2label={0: "O", 1: "B-V"}, task_num_layers=1)
-    for part in (getattr(modeling_elmo, name)(config), tokenizer):
-        part.save_pretrained(tmp_path)
-    for file in tmp_path.glob("*.py"):
-        file.write_text("raise SystemError('the folder runs')")
-    calls = {auto: getattr(transformers, auto).from_pretrained for auto in [*AUTO_MAP, "AutoTokenizer"]}
-    calls["ELMoTokenizer"] = ELMoTokenizer.from_pretrained
-    calls["pipeline"] = partial(transformers.pipeline, PIPELINES[name][0])
-    if name == "ELMoModel":
-        calls["SentenceTransformer"] = partial(SentenceTransformer, device="cpu")
-    for call, load in calls.items():
-        runs = call in ("AutoTokenizer", "pipeline", "SentenceTransformer")
-        # The last one goes on to an error of its own.
-        with pytest.raises((SystemError, ValueError), match="folder runs|Unrecognized") if runs else nullcontext():
-            load(str(tmp_path), trust_remote_code=True)
-        needs_flag = call == "pipeline" and name in CUSTOM
-        with pytest.raises(ValueError, match="trust_remote_code=True") if needs_flag else nullcontext():
-            load(str(tmp_path))
+    for name in PIPELINES:
+        for part in (getattr(modeling_elmo, name)(config), tokenizer):
+            part.save_pretrained(root / name)
+        spoil(root / name)
+    return root
+
+
+@pytest.mark.parametrize("name", PIPELINES)
+def test_which_code_runs_after_an_import_of_the_package(spoilt, name):
+    """The table of docs/trust_remote_code.md."""
+    folder, pipe = spoilt / name, ["", "tokenization_elmo.py"]
     if name in CUSTOM:
-        transformers.pipeline(PIPELINES[name][0], str(tmp_path), pipeline_class=CUSTOM[name])
+        pipe = ["refused", f"{CUSTOM[name].__module__.rpartition('.')[2]}.py"]
+    expected = dict.fromkeys(AUTO_MAP, ["", ""]) | {"AutoTokenizer": ["", "tokenization_elmo.py"], "pipeline": pipe}
+    assert first_files(folder) == expected
+    for trust in ({}, {"trust_remote_code": True}):
+        assert ELMoTokenizer.from_pretrained(folder, **trust) and ELMoModel.from_pretrained(folder, **trust)
+    if name in CUSTOM:
+        transformers.pipeline(PIPELINES[name][0], str(folder), pipeline_class=CUSTOM[name])
+
+
+@pytest.mark.parametrize("trust, runs", [({}, ""), ({"trust_remote_code": True}, "tokenization_elmo.py")])
+def test_which_code_runs_in_sentence_transformers(spoilt, trust, runs):
+    folder = spoilt / "ELMoModel"
+    assert first_file(folder, partial(SentenceTransformer, str(folder), device="cpu", **trust)) == runs
+
+
+def test_without_the_package_code_runs_with_the_flag_only(spoilt, tmp_path):
+    code = (
+        "import json, pathlib, sys\nfrom remote_code_worker import PIPELINES, first_files\n"
+        f"found = {{name: first_files(pathlib.Path({str(spoilt)!r}, name)) for name in PIPELINES}}\n"
+        "assert 'modeling_elmo' not in sys.modules\npathlib.Path('found.json').write_text(json.dumps(found))"
+    )
+    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parent), "HF_MODULES_CACHE": str(tmp_path / "cache")}
+    command = [sys.executable, "-c", code]
+    subprocess.run(
+        command, cwd=tmp_path, env=environment, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, check=True
+    )
+    calls = [*AUTO_MAP, "AutoTokenizer", "pipeline"]
+    expected = dict.fromkeys(PIPELINES, dict.fromkeys(calls, ["refused", "configuration_elmo.py"]))
+    assert json.loads((tmp_path / "found.json").read_text()) == expected
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -1,6 +1,7 @@
 """The program of all tasks, from files to folders that stock tools load, and that predict what was recorded."""
 
 import json
+import re
 import shutil
 from dataclasses import fields
 from pathlib import Path
@@ -9,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 from task_worker import (
+    FIXTURES,
     LEARNING,
     TASKS,
     WINDOWS,
@@ -30,10 +32,12 @@ from task_worker import (
 from transformers import AutoModelForTokenClassification, AutoTokenizer, Trainer, TrainingArguments, pipeline
 
 from modeling_elmo import ELMoForCoreferenceResolution, ELMoTokenizer
+from modeling_elmo.run_scripts import reproduce, run_task
 from modeling_elmo.run_scripts.cards.publishing import files_to_upload
 from modeling_elmo.run_scripts.fine_tuning import head as head_module
 from modeling_elmo.run_scripts.fine_tuning.head import BasicHeadArguments
 from modeling_elmo.run_scripts.fine_tuning.metrics import answer_scores, tagging_scores
+from modeling_elmo.run_scripts.fine_tuning.tasks import task_class
 from modeling_elmo.run_scripts.fine_tuning.tasks.coreference import Coreference, CoreferenceArguments
 from modeling_elmo.run_scripts.fine_tuning.trainer import last_checkpoint
 
@@ -63,6 +67,27 @@ def place(tmp_path_factory):
         return folders[task]
 
     return folder_of
+
+
+# Options
+
+
+@pytest.mark.parametrize("program", [*FIXTURES, *(f"reproduce {task}" for task in FIXTURES)])
+def test_the_help_is_short(program, capsys):
+    """It has the options of this package, and of Trainer's those with another default, and those of the documents."""
+    found = {}
+    for option in ("--help", "--help_all"):
+        *names, task = program.split()
+        with pytest.raises(SystemExit):
+            (reproduce if names else run_task).main([task, option])
+        found[option] = {*re.findall(r"^  --(\w+)", capsys.readouterr().out, re.MULTILINE)}
+    of_trainer = {item.name: item.default for item in fields(TrainingArguments)}
+    ours = {item.name: item.default for item in fields(task_class(task).training_arguments_class)}
+    assert found["--help_all"] == found["--help"] | {*ours}
+    assert found["--help"] > {name for name, default in ours.items() if default != of_trainer.get(name)}
+    assert found["--help"] > {"output_dir", "learning_rate", "per_device_train_batch_size", "num_train_epochs", "seed"}
+    assert found["--help"] > {"model_name_or_path", "train_file", "use_cpu", "bf16", "resume_from_checkpoint", "optim"}
+    assert len(found["--help"]) <= (60 if program == task else 75)
 
 
 # The folder predicts what was recorded

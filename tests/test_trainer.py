@@ -1,6 +1,8 @@
 """Trainer for task heads: its checks, weight decay, Adadelta, averaged weights, checkpoints to resume from."""
 
 import math
+import re
+import sys
 from pathlib import Path
 from unittest.mock import MagicMock
 
@@ -10,13 +12,14 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 from task_worker import assert_same_weights, bilm, capitals, predictions_of, stopping_trainer, trainer_with
 from task_worker import train_tagger as train
-from transformers import TrainerCallback, training_args
+from transformers import ProgressCallback, TrainerCallback, training_args
 
 from modeling_elmo import ELMoForTokenClassification, ELMoTokenizer
 from modeling_elmo.run_scripts import run_task
 from modeling_elmo.run_scripts.fine_tuning import head, trainer
 from modeling_elmo.run_scripts.fine_tuning.trainer import (
     TRAINED,
+    LogLines,
     TaskTrainer,
     TaskTrainingArguments,
     last_checkpoint,
@@ -241,3 +244,24 @@ def test_adadelta_takes_zeilers_steps(place, tmp_path, steps):
     # sqrt(eps) / sqrt((1 - rho) g^2 + eps) * g: near its maximum, sqrt(eps / (1 - rho)), for all but tiny gradients
     assert moved.max() == pytest.approx((1e-6 / 0.05) ** 0.5, rel=0.01)
     assert moved.median() > 0.5 * moved.max()
+
+
+# The log
+
+
+def test_the_log_is_text_without_a_terminal(place, tmp_path, capsys):
+    train(place, tmp_path, disable_tqdm=None, logging_steps=8)
+    lines = capsys.readouterr().out.splitlines()
+    assert re.fullmatch(r"epoch 1: eval_loss [\d.]+, eval_precision .*, eval_runtime [\d.e-]+", lines[0])
+    assert re.fullmatch(r"epoch 1: input_layer_0 0[\d.]+, input_layer_1 0[\d.]+, input_layer_2 0[\d.]+", lines[1])
+    assert re.fullmatch(r"epoch 1.333: loss [\d.]+, grad_norm [\d.]+, learning_rate 0.05", lines[2])
+
+
+@pytest.mark.parametrize("is_terminal", [True, False])
+def test_a_terminal_has_trainers_own_bar(is_terminal, place, tmp_path, monkeypatch):
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: is_terminal, raising=False)
+    found: list[type] = []
+    action = trainer_with(lambda trainer: found.extend(map(type, trainer.callback_handler.callbacks)))
+    monkeypatch.setattr(head, "TaskTrainer", action)
+    train(place, tmp_path, max_steps=1, disable_tqdm=None)
+    assert (ProgressCallback in found, LogLines in found) == (is_terminal, not is_terminal)

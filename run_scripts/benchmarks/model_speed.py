@@ -41,7 +41,7 @@ from modeling_elmo.elmo_operators import int8_obstacle
 from modeling_elmo.run_scripts.benchmarks.timing import TOLERANCE, Contest, Implementation, Outputs
 
 Peer = dict[str, Any]
-CHECKOUT = "modeling_elmo_of_another_checkout"  # name of its package in this process
+CHECKOUT = "modeling_elmo_of_another_checkout"  # name of its package here, with its own modules, backends and caches
 PRODUCT_OPERATORS = (
     "aten::mm",
     "aten::addmm",
@@ -207,11 +207,6 @@ def load_peer(spec: str, model: ELMoModel) -> tuple[str, Peer]:
     if not isinstance(peer, dict) or "model" not in peer:
         raise ValueError(f"--peer {spec} gives no dictionary with 'model'; pass FILE.py:FUNCTION of such a function.")
     return name, peer
-
-
-def load_checkout(folder: str) -> ModuleType:
-    """Imports the package of another checkout beside this one. It has its own modules, backends and caches."""
-    return import_file(Path(folder, "modeling_elmo", "__init__.py"), CHECKOUT)
 
 
 def checkout_peer(checkout: ModuleType, preset: str, model: ELMoModel) -> Peer:

@@ -1,6 +1,7 @@
 """Trainer for task heads: its arguments with the paper's defaults, its optimizer, and averaged weights."""
 
 import math
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -14,7 +15,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from torch.optim.lr_scheduler import LRScheduler, StepLR
 from torch.utils.data import SequentialSampler
-from transformers import Trainer, TrainerCallback, TrainingArguments
+from transformers import ProgressCallback, Trainer, TrainerCallback, TrainingArguments
 from transformers.utils import is_torch_tf32_available, logging
 
 from modeling_elmo import ELMoConfig
@@ -38,6 +39,7 @@ FIXED_OPTIONS: dict[str, Any] = {
     **{"label_smoothing_factor": 0.0, "prediction_loss_only": False, "eval_do_concat_batches": True},
     **{"dataloader_drop_last": False, "dataloader_in_order": True, "greater_is_better": True},
 }
+NOT_PRINTED = ("_per_second", "epoch", "total_flos")  # of the log
 TRAINED = "trained_weights.safetensors"  # in a checkpoint, whose model has the averages
 DECAY_STEPS = 100  # of `lr_decay`, as in the code of Lee et al. (2017)
 DIVERGED = "training diverged. Pass a smaller --learning_rate, or other options of the optimizer."
@@ -50,6 +52,8 @@ class TaskTrainingArguments(TrainingArguments):
     """Trainer's arguments, with the defaults of the paper's tagger (as in AllenNLP's configuration)."""
 
     _argument_group_name = "training options"
+    _shown_options = """output_dir max_steps optim warmup_steps gradient_accumulation_steps bf16 logging_steps
+        eval_steps save_steps resume_from_checkpoint seed use_cpu push_to_hub hub_model_id"""
     trainer_options: ClassVar[dict[str, Any]] = {"remove_unused_columns": True}  # which a task sets
 
     learning_rate: float | None = option(None, "Initial learning rate. Default: 1 for Adadelta, else 0.001.")
@@ -174,6 +178,17 @@ class MovingAverage(TrainerCallback):
             self.weights[name].copy_(weight)
 
 
+class LogLines(ProgressCallback):
+    """Progress where standard error is no terminal: entries of Trainer's log as text, and the loss beside the steps."""
+
+    def on_log(self, args, state, control, logs, **kwargs):
+        if self.training_bar is not None:
+            figures = {name: f"{value:.4g}" for name, value in logs.items() if not name.endswith(NOT_PRINTED)}
+            self.training_bar.write(f"epoch {logs['epoch']:.4g}: {', '.join(map(' '.join, figures.items()))}")
+            if "loss" in figures:
+                self.training_bar.set_postfix_str(f"loss {figures['loss']}")
+
+
 class TaskTrainer(Trainer):
     """Trainer with three additions: no weight decay on layer mixes, a log of layer weights, and averaged weights.
 
@@ -189,10 +204,12 @@ class TaskTrainer(Trainer):
                 f"--ema_decay {args.ema_decay} needs whole weights, but FSDP and DeepSpeed split them; pass 0."
             )
         self.average = MovingAverage(self.model, args.ema_decay) if args.ema_decay else None
-        if self.average is not None:
-            self.add_callback(self.average)
-        if isinstance(self.data_collator, TrainerCallback):  # it draws anew in each epoch
-            self.add_callback(self.data_collator)
+        for callback in (self.average, self.data_collator):  # some collators draw anew in each epoch
+            if isinstance(callback, TrainerCallback):
+                self.add_callback(callback)
+        if not (args.disable_tqdm or sys.stderr.isatty()):
+            self.remove_callback(ProgressCallback)
+            self.add_callback(LogLines)
 
     def get_decay_parameter_names(self, model) -> list[str]:
         # Decay would pull gamma to 0. Trainer exempts only biases and layer norms.

@@ -1,4 +1,4 @@
-"""The command line of every program: its options, its help and its errors."""
+"""The command line of every program: its options, its help, its errors, and its progress in a log."""
 
 import ctypes
 import errno
@@ -21,6 +21,7 @@ from typing import Any, NoReturn
 
 from huggingface_hub.errors import StrictDataclassError
 from safetensors import SafetensorError
+from tqdm.std import tqdm  # the class below all bars, also those of transformers, datasets and huggingface_hub
 from transformers import HfArgumentParser
 from transformers.hf_argparser import string_to_bool
 
@@ -43,13 +44,14 @@ INPUT_OPTIONS = (
 # Other JSON files of a folder that is read are results.
 JSON_OF_MODELS = ("config.json", "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json")
 TRAINER_OPTIONS = "options of transformers' Trainer"
+LINE_SECONDS = 30.0  # between two lines of progress; a shorter bar has none
+CLOSE_BAR = tqdm.close
 
 POSITIVE = """
     adam_epsilon batch_tokens bin_width early_stopping_patience eval_steps gradient_accumulation_steps gradient_scale
     learning_rate logging_steps max_answer_length max_eval_samples max_sentences max_train_samples max_word_length
-    min_frequency num_sampled
-    num_train_epochs per_device_eval_batch_size per_device_eval_batch_tokens per_device_train_batch_size
-    permutations processes queries rounds save_steps save_total_limit seeds shuffle_buffer
+    min_frequency num_sampled num_train_epochs per_device_eval_batch_size per_device_eval_batch_tokens
+    per_device_train_batch_size permutations processes queries rounds save_steps save_total_limit seeds shuffle_buffer
     threads top_k unroll_steps vocabulary_size word_vectors_limit
 """
 NOT_NEGATIVE = """
@@ -106,18 +108,20 @@ class HelpFormatter(ArgumentDefaultsHelpFormatter, RawDescriptionHelpFormatter):
 class ProgramParser(HfArgumentParser):
     """The parser of a program, from dataclasses of options; the help has a section for each.
 
-    The title of a section is `_argument_group_name` of the class that declares its options, or "options".
+    The title of a section is `_argument_group_name` of the class that declares or shows its options, or "options".
     """
 
     def __init__(self, *dataclass_types: type, **options: Any):
         super().__init__(dataclass_types, **{"formatter_class": HelpFormatter, **options})
         texts: dict[str, str] = {}
         self.titles: dict[str, str] = {}
+        self.is_help_long = False
         for base in chain.from_iterable(reversed(group.__mro__) for group in self.dataclass_types):
             if is_dataclass(base) and isinstance(base, type):
                 is_trainer = base.__module__.startswith("transformers.")
                 title = TRAINER_OPTIONS if is_trainer else vars(base).get("_argument_group_name", "options")
-                self.titles |= dict.fromkeys(get_annotations(base), title)
+                names = [*get_annotations(base), *vars(base).get("_shown_options", "").split()]
+                self.titles |= dict.fromkeys(names, title)
                 texts |= {item.name: item.metadata["help"] for item in fields(base) if "help" in item.metadata}
         for action in self._actions:
             action.help = action.help or texts.get(action.dest)  # of a base class, if only the default is changed
@@ -128,6 +132,8 @@ class ProgramParser(HfArgumentParser):
         """One object per group of options, and a namespace of options outside all groups; a single object as such."""
         arguments = sys.argv[1:] if arguments is None else arguments
         refuse_names_not_utf8(arguments)
+        if "--help_all" in arguments:
+            self.is_help_long, arguments = True, ["--help"]
         namespace, unknown = self.parse_known_args(arguments)
         if unknown:
             known = [name for action in self._actions for name in action.option_strings]
@@ -182,11 +188,14 @@ class ProgramParser(HfArgumentParser):
         shown = [action for action in self._actions if action.required or action.dest == "help"]
         formatter.add_usage(None, shown, [])
         formatter.add_text(self.description)
-        for title, actions in self._sections().items():
+        sections = self._sections()
+        others = [] if self.is_help_long else sections.pop(TRAINER_OPTIONS, [])
+        for title, actions in sections.items():
             formatter.start_section(title)
             formatter.add_arguments(actions)
             formatter.end_section()
-        formatter.add_text("\n\n".join(filter(None, [self.epilog, "--debug shows the traceback of an error."])))
+        rest = f"--help_all also lists {len(others)} other {TRAINER_OPTIONS}." if others else None
+        formatter.add_text("\n\n".join(filter(None, [rest, self.epilog, "--debug shows the traceback of an error."])))
         return formatter.format_help()
 
     def _sections(self) -> dict[str, list[Action]]:
@@ -248,6 +257,23 @@ def keep_memory() -> None:
             mallopt(option, value)
 
 
+def display_line(bar: Any, *_: Any, **__: Any) -> None:
+    """Writes a line, if one is due: task, steps, time passed and left, mean speed, and what the loop has added."""
+    state = bar.format_dict
+    if state["elapsed"] - getattr(bar, "last_line", 0) >= LINE_SECONDS or (bar.disable and hasattr(bar, "last_line")):
+        bar.last_line = state["elapsed"]
+        name = bar.desc or Path(sys.argv[0]).name + (": " if bar.leave else ", evaluation: ")  # Trainer names no bar
+        bar.fp.write(bar.format_meter(**state | {"prefix": name, "ncols": 0, "rate": None}) + "\n")
+
+
+def close_with_line(bar: Any) -> None:
+    stays = bar.leave and not getattr(bar, "disable", True)
+    bar.sp = None  # tqdm itself then writes nothing
+    CLOSE_BAR(bar)
+    if stays:
+        display_line(bar)
+
+
 def run(main: Callable[[], Any]) -> None:
     """Runs a program as a process: exit status 2 and one line for a mistake of the user, a traceback for a bug.
 
@@ -257,8 +283,10 @@ def run(main: Callable[[], Any]) -> None:
     is_debugging = "--debug" in sys.argv
     sys.argv = [argument for argument in sys.argv if argument != "--debug"]
     for stream in (sys.stdout, sys.stderr):
-        if isinstance(stream, io.TextIOWrapper):  # what its encoding lacks is printed as an escape
-            stream.reconfigure(errors="backslashreplace")
+        if isinstance(stream, io.TextIOWrapper):  # escapes for what its encoding lacks; a log is read while it grows
+            stream.reconfigure(errors="backslashreplace", line_buffering=True)
+    if sys.stderr and not sys.stderr.isatty():
+        tqdm.display, tqdm.clear, tqdm.close = display_line, lambda *_, **__: None, close_with_line
     try:
         main()
         distributed = sys.modules.get("torch.distributed")
