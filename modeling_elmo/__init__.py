@@ -5,6 +5,7 @@ from pathlib import Path
 from transformers import (
     AutoConfig,
     AutoModel,
+    AutoModelForCausalLM,
     AutoModelForPreTraining,
     AutoModelForQuestionAnswering,
     AutoModelForSequenceClassification,
@@ -30,6 +31,7 @@ from .modeling_elmo import (  # noqa: E402
     ELMoPreTrainedModel,
     ScalarMix,
 )
+from .modeling_elmo_causal import ELMoForCausalLM  # noqa: E402
 from .modeling_elmo_coreference import ELMoCoreferenceOutput, ELMoForCoreferenceResolution  # noqa: E402
 from .modeling_elmo_heads import (  # noqa: E402
     ELMoForQuestionAnswering,
@@ -52,6 +54,7 @@ AutoTokenizer.register(ELMoConfig, fast_tokenizer_class=ELMoTokenizer, exist_ok=
 for _auto_class, *_model_classes in (
     (AutoModel, ELMoModel),
     (AutoModelForPreTraining, ELMoForPreTraining),
+    (AutoModelForCausalLM, ELMoForCausalLM),
     (
         AutoModelForTokenClassification,
         ELMoForTokenClassification,
@@ -81,6 +84,7 @@ __all__ = [
     "ELMoConfig",
     "ELMoCoreferenceOutput",
     "ELMoCoreferencePipeline",
+    "ELMoForCausalLM",
     "ELMoForCoreferenceResolution",
     "ELMoForPreTraining",
     "ELMoForPreTrainingOutput",

@@ -31,6 +31,7 @@ AUTO_MAP = {
     "AutoConfig": "configuration_elmo.ELMoConfig",
     "AutoModel": "modeling_elmo.ELMoModel",
     "AutoModelForPreTraining": "modeling_elmo.ELMoForPreTraining",
+    "AutoModelForCausalLM": "modeling_elmo_causal.ELMoForCausalLM",
     "AutoModelForTokenClassification": "modeling_elmo_heads.ELMoForTokenClassification",
     "AutoModelForSequenceClassification": "modeling_elmo_heads.ELMoForSequenceClassification",
     "AutoModelForQuestionAnswering": "modeling_elmo_heads.ELMoForQuestionAnswering",

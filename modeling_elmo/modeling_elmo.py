@@ -450,7 +450,7 @@ class ELMoForPreTraining(ELMoScoringMixin, ELMoPreTrainedModel):
         )
         for direction, (tokens, order_N, outputs, aligned) in enumerate(streams):
             if labels is not None:
-                targets_N = _shifted_targets(labels, direction, tokens, self.config)
+                targets_N = shifted_targets(labels, direction, tokens, self.config)
             elif aligned is not None:
                 targets_N = _token_targets("forward_targets, backward_targets", aligned, tokens, self.config)
             else:
@@ -502,7 +502,7 @@ def _token_targets(name: str, given: Tensor, batch: TokenBatch, config: ELMoConf
     return words_N
 
 
-def _shifted_targets(labels: Tensor, direction: int, batch: TokenBatch, config: ELMoConfig) -> Tensor:
+def shifted_targets(labels: Tensor, direction: int, batch: TokenBatch, config: ELMoConfig) -> Tensor:
     """The target `(N,)` of each real token in reading order: the label of its neighbour, or -100 without one."""
     words_N = _token_targets("labels", labels, batch, config)
     here_M, there_M = neighbor_tokens(direction, batch)

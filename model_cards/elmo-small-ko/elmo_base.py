@@ -23,6 +23,7 @@ from .elmo_operators import ELMoInt8Config, ELMoInt8Quantizer, Int8Linear, int8_
 from .elmo_softmax import ELMoSoftmax, chosen_rows
 
 if TYPE_CHECKING:  # saved with every model: the Auto map of the configuration names its heads
+    from .modeling_elmo_causal import ELMoForCausalLM  # noqa: F401
     from .modeling_elmo_heads import ELMoTaskModel  # noqa: F401
 
 logger = logging.get_logger(__name__)

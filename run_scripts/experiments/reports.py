@@ -113,7 +113,7 @@ def model_digest(name_or_path: str, is_baseline: bool = False) -> str:
         return commit
     kinds = ("tokenizer*.json",) if is_baseline else ("*.safetensors", "tokenizer*.json")
     files = [path for kind in kinds for path in config.parent.glob(kind)]
-    options = {} if is_baseline else {**read_json(config), "transformers_version": None}
+    options = {} if is_baseline else {**read_json(config), "transformers_version": None, "auto_map": None}
     parts = (path.read_bytes() for path in sorted(files))
     return digest(chain([json.dumps(options, sort_keys=True).encode()], parts))
 

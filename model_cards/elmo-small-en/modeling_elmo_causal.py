@@ -1,0 +1,85 @@
+"""The forward direction of a biLM as a causal language model, for clients that measure surprisal.
+
+Shape suffixes: N real tokens of the batch, row after row; M predictions; V words of the vocabulary.
+"""
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from transformers.modeling_outputs import CausalLMOutput
+
+from .elmo_inputs import on_host, pad, returns_output, starting_states, to_device
+from .elmo_softmax import CHUNK_LOGITS
+from .modeling_elmo import ELMoForPreTraining, shifted_targets
+
+
+class ELMoForCausalLM(ELMoForPreTraining):
+    """Predicts each word from the words before it: the forward direction of the biLM (section 3.1).
+
+    `<S>` predicts the first word, and the last word `</S>`. The backward direction is there and frozen, so that a saved
+    folder is whole; `score` reads both. There is no `generate`: the model reads the characters of words, and predicts
+    words of a vocabulary.
+    """
+
+    def _freeze_as_configured(self):
+        self.elmo.backward_lstm.requires_grad_(False)
+
+    @returns_output
+    def forward(
+        self,
+        character_ids: Tensor | None = None,
+        input_ids: Tensor | None = None,
+        attention_mask: Tensor | None = None,
+        labels: Tensor | None = None,
+        output_hidden_states: bool | None = None,
+        logits_to_keep: int = 0,
+        num_items_in_batch: Tensor | int | None = None,
+        use_cache: bool | None = None,
+    ) -> CausalLMOutput:
+        """Computes log-probabilities of the next word, and the mean loss of the words if `labels` are given.
+
+        Args:
+            character_ids, input_ids, attention_mask: as in `ELMoModel`. Padding may be on either side.
+            labels: `(batch, time)`, the word id at each position (pass `input_ids`), -100 where nothing is predicted.
+                They are shifted inside. A word outside the vocabulary is `<UNK>`.
+            output_hidden_states: whether to return the forward half of each layer, `(batch, time, projection_size)`.
+            logits_to_keep: number of last positions that have logits. 0: all.
+            num_items_in_batch: number of predictions in all accumulated batches; the loss is divided by it.
+            use_cache: accepted for compatibility; there is no cache.
+
+        Returns:
+            `loss`, in nats. `logits` `(batch, time, vocab_size)`, log-probabilities under the full softmax: zeros at
+            padding, and `None` in training with labels, which needs the loss only. `hidden_states`, on request.
+
+        Raises:
+            ValueError: the checkpoint has no softmax, or `labels` do not fit.
+        """
+        self.check_vocabulary()
+        labels = on_host(labels)
+        batch = self.elmo.read_tokens(on_host(character_ids), input_ids, attention_mask)
+        order_N, rows_S = batch.packing.forward_N, batch.packing.rows_S
+        states = starting_states(self.config, None, batch.words_UP, len(batch.mask_BT))
+        packed = [state[:, :, 0][rows_S].transpose(0, 1) for state in states]
+        run = self.elmo.forward_lstm(batch.words_UP, batch.index_N[order_N], batch.packing.batch_sizes, *packed)
+        outputs = [torch.empty_like(output_NP).index_copy(0, order_N, output_NP) for output_NP in run[0]]
+        top_NP, loss, logits = F.dropout(outputs[-1], self.config.dropout, self.training), None, None
+        if labels is not None:
+            targets_N = shifted_targets(labels, 0, batch, self.config)
+            rows_M = (targets_N != -100).nonzero()[:, 0]
+            count = max(1, len(rows_M)) if num_items_in_batch is None else num_items_in_batch
+            scale_M = top_NP.new_ones(len(rows_M), dtype=torch.float32) / count
+            loss = self.softmax(top_NP[to_device(rows_M, top_NP.device)], targets_N[rows_M], scale_M)[0]
+        if labels is None or not self.training:
+            first = max(0, batch.mask_BT.shape[1] - logits_to_keep) if logits_to_keep else 0
+            kept_NP = top_NP[batch.packing.positions_N % batch.mask_BT.shape[1] >= first]
+            some = kept_NP.split(max(1, CHUNK_LOGITS // self.config.vocab_size))
+            logits = pad(torch.cat([self.softmax(each_MP) for each_MP in some]), batch.mask_BT[:, first:])
+        show = self.config.output_hidden_states if output_hidden_states is None else output_hidden_states
+        layers = [batch.words_UP[batch.index_N], *outputs] if show else []
+        hidden_states = tuple(pad(layer_NP, batch.mask_BT) for layer_NP in layers) or None
+        return CausalLMOutput(loss=loss, logits=logits, hidden_states=hidden_states)
+
+    def generate(self, *_: Any, **__: Any):
+        raise NotImplementedError("ELMo does not generate text; `predict_words` gives the likely words at a position.")

@@ -1,0 +1,106 @@
+"""The causal language model: its logits and loss against `score` and the loss of both directions, and stock calls."""
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer, Trainer, TrainingArguments
+
+from modeling_elmo import ELMoConfig, ELMoForCausalLM, ELMoForPreTraining, ELMoTokenizer
+
+WORDS = ["the", "cat", "sat", "on", "mat", "."]
+TEXTS = ["the cat sat on the mat .", "the dog", "sat on the cat", ""]
+
+
+@pytest.fixture(scope="module", params=["full", "sampled", "adaptive"])
+def folder(request, tmp_path_factory):
+    folder = tmp_path_factory.mktemp(request.param)
+    tokenizer = ELMoTokenizer(vocab=["<S>", "</S>", "<UNK>", *WORDS], pre_tokenization="whitespace")
+    options = {"softmax_type": request.param, "num_sampled": 3, "vocab_size": len(tokenizer), "adaptive_cutoffs": [4]}
+    torch.manual_seed(0)
+    model = ELMoForPreTraining(ELMoConfig.from_preset("tiny", **options, dropout=0.0))
+    for part in (model, tokenizer):
+        part.save_pretrained(folder)
+    return folder
+
+
+def batch_of(folder, side="right", texts=TEXTS):
+    tokenizer = AutoTokenizer.from_pretrained(folder, padding_side=side)
+    inputs = tokenizer(texts, padding=True, return_tensors="pt")
+    return inputs, inputs["input_ids"].masked_fill(inputs["attention_mask"] == 0, -100)
+
+
+@pytest.mark.parametrize("side", ["right", "left"])
+def test_logits_are_the_forward_log_probabilities(folder, side):
+    model = AutoModelForCausalLM.from_pretrained(folder)
+    assert type(model) is ELMoForCausalLM and not model.training
+    inputs, labels = batch_of(folder, side)
+    with torch.no_grad():
+        output, scores = model(**inputs, labels=labels, output_hidden_states=True), model.score(**inputs)
+    mask = inputs["attention_mask"].bool()
+    found = output.logits[:, :-1].gather(2, inputs["input_ids"][:, 1:, None])[..., 0]
+    pairs = mask[:, 1:] & mask[:, :-1]
+    torch.testing.assert_close(found[pairs], scores.forward_log_probs[:, 1:][pairs])
+    torch.testing.assert_close(output.loss, -scores.forward_log_probs.sum() / pairs.sum())
+    shares = output.logits.exp()
+    torch.testing.assert_close(shares[mask].sum(-1), torch.ones(int(mask.sum())))
+    assert not shares[mask][:, 0].any() and not output.logits[~mask].any()  # <PAD>; padding
+    last = model(**inputs, logits_to_keep=2).logits
+    torch.testing.assert_close(last, output.logits[:, -2:])
+    both = ELMoForPreTraining.from_pretrained(folder)(**inputs, labels=labels, output_hidden_states=True)
+    torch.testing.assert_close(output.loss, both.forward_loss)
+    for mine, layer in zip(output.hidden_states, both.hidden_states, strict=True):
+        torch.testing.assert_close(mine, layer.chunk(2, -1)[0])
+
+
+def test_training_has_the_gradients_of_the_forward_direction(folder):
+    """Those of the joint loss, twice: it is the mean of both directions. The backward direction is frozen."""
+    inputs, labels = batch_of(folder)
+    causal, joint = (cls.from_pretrained(folder).train() for cls in (ELMoForCausalLM, ELMoForPreTraining))
+    for model in (causal, joint):
+        model.softmax.softmax_type = "full" if model.config.softmax_type == "sampled" else model.softmax.softmax_type
+    output = causal(**inputs, labels=labels)
+    assert output.logits is None
+    (3 * output.loss).backward()
+    joint.elmo.token_projection.requires_grad_(False)
+    (2 * 3 * joint(**inputs, labels=labels).loss).backward()
+    for (name, mine), (_, theirs) in zip(
+        causal.elmo.forward_lstm.named_parameters(), joint.elmo.forward_lstm.named_parameters(), strict=True
+    ):
+        torch.testing.assert_close(mine.grad, theirs.grad, msg=name)
+    assert all(parameter.grad is None for parameter in causal.elmo.backward_lstm.parameters())
+    assert causal(**inputs).logits.requires_grad  # for losses of one's own
+
+
+def test_trainer_takes_it(folder, tmp_path):
+    inputs, labels = batch_of(folder)
+    rows = [{**{key: value[row] for key, value in inputs.items()}, "labels": labels[row]} for row in range(len(labels))]
+    model = ELMoForCausalLM.from_pretrained(folder)
+    before = {name: parameter.clone() for name, parameter in model.named_parameters()}
+    options = {"max_steps": 2, "per_device_train_batch_size": 2, "gradient_accumulation_steps": 2, "report_to": []}
+    trainer = Trainer(
+        model, TrainingArguments(str(tmp_path), use_cpu=True, **options), train_dataset=rows, eval_dataset=rows
+    )
+    trainer.train()
+    evaluated = trainer.evaluate()["eval_loss"]
+    with torch.no_grad():  # of batches of equal weight
+        losses = [float(model.eval()(**inputs, labels=labels).loss)]
+    assert evaluated == pytest.approx(losses[0], rel=1e-4)
+    changed = {name for name, parameter in model.named_parameters() if not torch.equal(parameter, before[name])}
+    assert any("forward_lstm" in name for name in changed) and not any("backward_lstm" in name for name in changed)
+
+
+def test_what_it_cannot_do(folder, tmp_path):
+    model = ELMoForCausalLM.from_pretrained(folder)
+    inputs, _ = batch_of(folder)
+    with pytest.raises(NotImplementedError, match="does not generate text; `predict_words`"):
+        model.generate(**inputs)
+    config = ELMoConfig.from_preset("tiny", vocab_size=9, has_softmax=False)
+    with pytest.raises(ValueError, match="has no softmax for probabilities"):
+        ELMoForCausalLM(config).eval()(**inputs)
+
+
+def test_eight_bits(folder):
+    model = ELMoForCausalLM.from_pretrained(folder)
+    inputs, labels = batch_of(folder)
+    with torch.no_grad():
+        exact, rounded = (each(**inputs, labels=labels).loss for each in (model, model.quantize()))
+    assert rounded == pytest.approx(float(exact), rel=0.02)
