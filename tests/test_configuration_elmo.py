@@ -44,7 +44,7 @@ def test_what_a_saved_configuration_says(tmp_path):
     ELMoConfig(cell_clip=3, char_cnn_filters=((1, 4), (2, 8)), num_labels=5).save_pretrained(tmp_path)
     written = json.loads((tmp_path / "config.json").read_text())
     assert written["hidden_size"] == 1024 and written["char_cnn_filters"] == [[1, 4], [2, 8]]
-    tasks = ("PreTraining", "TokenClassification", "SequenceClassification", "QuestionAnswering")
+    tasks = ("PreTraining", "CausalLM", "TokenClassification", "SequenceClassification", "QuestionAnswering")
     assert set(written["auto_map"]) == {"AutoConfig", "AutoModel", *(f"AutoModelFor{task}" for task in tasks)}
     again = AutoConfig.from_pretrained(tmp_path, projection_size=64)
     assert type(again) is ELMoConfig and (again.num_labels, again.hidden_size) == (5, 128)
