@@ -142,7 +142,7 @@ def ray(monkeypatch, model_dir):
 
 def test_the_example_of_the_documents_with_ray(ray, model_dir):
     """`test_readme.py` runs the other examples."""
-    (code,) = re.findall(r"```py\n(.*?)```", (ROOT / "docs/scale.md").read_text(encoding="utf-8"), re.DOTALL)
+    (code,) = re.findall(r"```py\n(.*?)```", (ROOT / "docs/integrations.md").read_text(encoding="utf-8"), re.DOTALL)
     Path("tests").symlink_to(ROOT / "tests")
     names = {}
     exec(code.replace("model_cards/elmo-small-en", str(model_dir)), names)
