@@ -104,7 +104,7 @@ def spoilt(tmp_path_factory) -> Path:
 
 @pytest.mark.parametrize("name", PIPELINES)
 def test_which_code_runs_after_an_import_of_the_package(spoilt, name):
-    """The table of docs/trust_remote_code.md."""
+    """The table of docs/sharing.md."""
     folder, pipe = spoilt / name, ["", "tokenization_elmo.py"]
     if name in CUSTOM:
         pipe = ["refused", f"{CUSTOM[name].__module__.rpartition('.')[2]}.py"]
