@@ -5,7 +5,6 @@ import os
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from html import escape
-from itertools import cycle
 from statistics import mean
 from typing import Any
 
@@ -45,7 +44,6 @@ QUEUED = {"trigger_mode": "always_last", "concurrency_id": "models", "concurrenc
 MAP_COLORS = {"other uses": "#b8b8b8", "nearest uses": "#0072B2", "chosen use": "#D55E00"}
 LOCAL_NAMES = ["127.0.0.1", "localhost", "[::1]"]
 BLUE, ORANGE = "0, 114, 178", "213, 94, 0"  # of Okabe and Ito's palette, as in our figures
-LABEL_COLORS = (BLUE, ORANGE, "0, 158, 115", "204, 121, 167", "230, 159, 0", "86, 180, 233")
 MOST_BITS = 16.0  # a surprise with the full colour
 OPEN_LINES = 8  # of a text; the tables of further lines are folded
 # Colours are transparent, so that the text is readable in the light and in the dark theme.
@@ -58,7 +56,6 @@ CSS = """
 .elmo-word b, .elmo-word button { display: block; width: 100%; font-size: 15px; font-weight: 600; padding: 0 6px; }
 .elmo-word b, .elmo-word button { height: 26px; line-height: 26px; margin: 0; }
 .elmo-word button { cursor: pointer; border-radius: 4px; }
-.elmo-word button:hover { text-decoration: underline; }
 .elmo-word button[aria-pressed=true] { background: var(--body-text-color); color: var(--body-background-fill); }
 .elmo-keys { position: absolute; left: 0; width: 90px; opacity: 0.7; }
 .elmo-keys div { text-align: right; margin-bottom: 4px; }
@@ -71,7 +68,7 @@ CSS = """
 .elmo-text mark { color: inherit; border-radius: 4px; padding: 2px 4px; margin-inline-end: 3px; }
 .elmo-text bdi { font-size: 11px; font-weight: 600; margin-inline-start: 4px; }
 .elmo-bars { display: grid; grid-template-columns: max-content 1fr max-content; gap: 0 8px; line-height: 30px; }
-.elmo-bar { position: relative; padding: 4px 0; }
+.elmo-bar { position: relative; padding: 4px 0; line-height: 22px; }
 .elmo-bar::after { content: ""; position: absolute; inset: 0 0 0 var(--average); border-left: 2px dashed currentColor; }
 """
 
@@ -121,8 +118,8 @@ def build_page(models: Sequence[str], corpus: Sequence[str] = (), trust_remote_c
         with gr.Tabs(overflow_behavior="wrap"):
             if bilms:
                 add_uses_tab(page, bilms, text)
-            if any(each.predicts for each in bilms):
-                add_expectations_tab(page, bilms)
+            if predicting := [each for each in bilms if each.predicts]:
+                add_expectations_tab(page, predicting)
             if heads:
                 add_heads_tab(page, heads)
             if mixed := [each for each in heads if readings.mixes_of(each)]:
@@ -177,25 +174,20 @@ def clicked_word(event: gr.EventData) -> str:
     return event.word
 
 
-def uses_of(
-    opened: OpenModel, text: str | None, word: str | None, layer: int | None, corpus: Corpus | None
-) -> list[Any]:
+def uses_of(opened: OpenModel, text: str, word: str | None, layer: int | None, corpus: Corpus | None) -> list[Any]:
     """A sentence and cosines, nearest uses, map and its caption; an error is the sentence, and nothing follows."""
     try:
-        names = readings.named_words(opened, text or "")
+        names = readings.named_words(opened, text)
         if not word or layer is None:
             raise ValueError("No word or no layer is chosen. Click a word, and choose a layer.")
-        lines = readings.layer_cosines(opened, text or "", word)
-        found = readings.similar_uses(opened, text or "", word, layer, corpus)
+        lines = readings.layer_cosines(opened, text, word)
+        found = readings.similar_uses(opened, text, word, layer, corpus)
     except (ValueError, ImportError) as error:
         return [note(str(error)), "", *use_map(None)]
-    rows = [{"cosine": cosine, "nearest uses in other sentences": found.uses[near]} for near, cosine in found.nearest]
-    nearest = (
-        f"the highest cosine with one in another sentence is {rows[0]['cosine']:.2f}" if rows else "all in one sentence"
-    )
-    sentence = note(f"Uses compared: {len(found.uses)}; {nearest}.")
-    table = shaded_table(rows, ["cosine"], "{:.2f}") if rows else ""
-    return [sentence + cosine_lines(opened.layers, lines, names, word), table, *use_map(found)]
+    rows = [{"cosine": cosine, "nearest in other sentences": found.uses[near]} for near, cosine in found.nearest]
+    nearest = f"the nearest in another sentence has the cosine {rows[0]['cosine']:.2f}" if rows else "in one sentence"
+    shown = note(f"Uses of the word: {len(found.uses)}; {nearest}.") + cosine_lines(opened.layers, lines, names, word)
+    return [shown, shaded_table(rows, ["cosine"], "{:.2f}") if rows else "", *use_map(found)]
 
 
 def use_map(found: SimilarUses | None) -> tuple[gr.ScatterPlot, str]:
@@ -215,9 +207,7 @@ def use_map(found: SimilarUses | None) -> tuple[gr.ScatterPlot, str]:
 
 def add_expectations_tab(page: gr.Blocks, bilms: list[OpenModel]):
     def expect(text: str):
-        return "".join(
-            model_line(each) + (told(expectation_lines, each, text) if each.predicts else "<p>") for each in bilms
-        )
+        return "".join(model_line(each) + told(expectation_lines, each, text) for each in bilms)
 
     with gr.Tab("What the model expects"):
         gr.Markdown(
@@ -227,8 +217,7 @@ def add_expectations_tab(page: gr.Blocks, bilms: list[OpenModel]):
         )
         text = text_box("Sentences, one a line", language_of(bilms[0], FIRST_SENTENCES))
         look = gr.Button("Look", variant="primary")
-        shown = gr.HTML()
-    gr.on([look.click, page.load], expect, text, shown, api_name="expectations", **QUEUED)
+        gr.on([look.click, page.load], expect, text, gr.HTML(), api_name="expectations", **QUEUED)
 
 
 def add_heads_tab(page: gr.Blocks, heads: list[OpenModel]):
@@ -240,13 +229,11 @@ def add_heads_tab(page: gr.Blocks, heads: list[OpenModel]):
         question = gr.Textbox(language_of(heads[0], FIRST_QUESTIONS), label="Question about the text", visible=asks)
         first_second = language_of(heads[0], FIRST_SECOND_TEXTS) if any(map(readings.needs_pairs, heads)) else ""
         second = gr.Textbox(first_second, label="Second text, for classifiers of pairs", visible=pairs)
-        look = gr.Button("Look", variant="primary")
+        look, inputs = gr.Button("Look", variant="primary"), [text, question, second]
         for number, each in enumerate(heads, 1):
             gr.HTML(model_line(each))
             find = partial(told, marked_text, each)
-            gr.on(
-                [look.click, page.load], find, [text, question, second], gr.HTML(), api_name=f"head_{number}", **QUEUED
-            )
+            gr.on([look.click, page.load], find, inputs, gr.HTML(), api_name=f"head_{number}", **QUEUED)
 
 
 def add_weights_tab(heads: list[OpenModel]):
@@ -290,14 +277,13 @@ def note(text: str) -> str:
     return f'<p class="elmo-note">{escape(text)}</p>'
 
 
-def folded(lines: Iterable[tuple[str, str]], chosen: int = 0) -> str:
-    """What is shown of each line. In a long text, all but the first ones and the chosen one are closed."""
-    return "".join(
-        part
-        if number < OPEN_LINES
-        else f"<details{' open' * (number == chosen)}><summary>{escape(line)}</summary>{part}</details>"
-        for number, (line, part) in enumerate(lines)
-    )
+def folded(lines: Iterable[tuple[Sequence[str], str]], chosen: int = 0) -> str:
+    """What is shown below the words of each line; after the first lines it is closed, but for the chosen line."""
+    shown = ""
+    for number, (words, part) in enumerate(lines):
+        is_open = number < OPEN_LINES or number == chosen
+        shown += part if is_open else f"<details><summary>{escape(' '.join(words))}</summary>{part}</details>"
+    return shown
 
 
 def model_line(opened: OpenModel) -> str:
@@ -322,7 +308,7 @@ def cosine_lines(
             cells = "".join(f'<span style="{shaded(cosine)}">{cosine:.2f}</span>' for cosine in cosines)
             columns += f'<div class="elmo-word">{button}{cells}</div>'
         keys = f'<div class="elmo-keys">{key * len(words)}</div>'  # for any number of rows; the rest is cut
-        shown.append((" ".join(words), f'<div class="elmo-line">{keys}<div dir="auto">{columns}</div></div>'))
+        shown.append((words, f'<div class="elmo-line">{keys}<div dir="auto">{columns}</div></div>'))
     return folded(shown, next(number for number, line in enumerate(names) if name in line))
 
 
@@ -352,7 +338,7 @@ def expectation_lines(opened: OpenModel, text: str) -> str:
             for each in line
         ]
         table = shaded_table(rows, ["bits", "bits, backward"], "{:.1f}", most=MOST_BITS, positive=ORANGE)
-        shown.append((" ".join(each.word for each in line), table))
+        shown.append(([each.word for each in line], table))
     return note(sentence) + folded(shown)
 
 
@@ -360,11 +346,11 @@ def marked_text(opened: OpenModel, *inputs: str) -> str:
     """What a head finds: the number of labelled pieces, and the text with their labels."""
     found = readings.head_pieces(opened, *inputs)
     labels = [label for _, label in found if label]
-    colors = dict(zip(dict.fromkeys(labels), cycle(LABEL_COLORS), strict=False))
-    marks = {label: f'<mark style="{shaded(0.4, positive=color)}">' for label, color in colors.items()}
+    kinds = [*dict.fromkeys(labels)]
     shown = note(f"Labelled pieces: {len(labels)}." if labels else "Nothing found.") + '<div class="elmo-text">'
     for text, label in found:
-        shown += f"{marks[label]}{escape(text)}<bdi>{escape(label)}</bdi></mark>" if label else escape(text)
+        mark = label and f'<mark style="background: hsl({210 + 157 * kinds.index(label)} 80% 50% / 0.3)">'
+        shown += f"{mark}{escape(text)}<bdi>{escape(label)}</bdi></mark>" if label else escape(text)
     return f"{shown}</div>"
 
 
@@ -374,9 +360,7 @@ def share_bars(title: str, layers: Sequence[str], shares: Sequence[float], gamma
     sentence = f"{title}, gamma {gamma:.2f}. Largest share: {largest}. The dashed line is the average, {average}."
     bars = f'<div class="elmo-bars" style="--average: calc(100% * {average})">'
     for layer, share in zip(layers, shares, strict=True):
-        bar = (
-            f'<div class="elmo-bar"><div style="width: {share:.2%}; height: 22px; background: rgb({BLUE})"></div></div>'
-        )
+        bar = f'<div class="elmo-bar"><div style="width: {share:.2%}; background: rgb({BLUE})">&nbsp;</div></div>'
         bars += f"<span>{layer}</span>{bar}<span>{share:.2f}</span>"
     return f"{note(sentence)}{bars}</div>"
 
