@@ -148,8 +148,7 @@ def add_uses_tab(page: gr.Blocks, bilms: list[OpenModel], corpus: Corpus | None)
         look = gr.Button("Look", variant="primary")
         with gr.Row():
             word = gr.Dropdown(label="Chosen word: click one below", allow_custom_value=True, scale=2)
-            most = max((each.layers for each in bilms), key=len)
-            layers = [(name, number) for number, name in enumerate(most)]
+            layers = [(name, number) for number, name in enumerate(max((each.layers for each in bilms), key=len))]
             layer = gr.Radio(layers, value=len(layers) - 1, label="Layer of the nearest uses and of their map", scale=3)
         outputs = []
         with gr.Row():
@@ -158,7 +157,8 @@ def add_uses_tab(page: gr.Blocks, bilms: list[OpenModel], corpus: Corpus | None)
                     gr.HTML(model_line(each))
                     cosines = gr.HTML(js_on_load=CLICK)
                     with gr.Row():
-                        table = gr.HTML(min_width=400)
+                        with gr.Column(min_width=400):
+                            table = gr.HTML()
                         with gr.Column(min_width=400):
                             points, _ = use_map(None)
                             caption = gr.HTML()
