@@ -148,7 +148,9 @@ def add_uses_tab(page: gr.Blocks, bilms: list[OpenModel], corpus: Corpus | None)
         look = gr.Button("Look", variant="primary")
         with gr.Row():
             word = gr.Dropdown(label="Chosen word: click one below", allow_custom_value=True, scale=2)
-            layers = [(name, number) for number, name in enumerate(max((each.layers for each in bilms), key=len))]
+            layers = [
+                (name, number) for number, name in enumerate(max(bilms, key=lambda each: len(each.layers)).layers)
+            ]
             layer = gr.Radio(layers, value=len(layers) - 1, label="Layer of the nearest uses and of their map", scale=3)
         outputs = []
         with gr.Row():
