@@ -148,9 +148,7 @@ def add_uses_tab(page: gr.Blocks, bilms: list[OpenModel], corpus: Corpus | None)
         look = gr.Button("Look", variant="primary")
         with gr.Row():
             word = gr.Dropdown(label="Chosen word: click one below", allow_custom_value=True, scale=2)
-            layers = [
-                (name, number) for number, name in enumerate(max(bilms, key=lambda each: len(each.layers)).layers)
-            ]
+            layers = [(name, n) for n, name in enumerate(max(bilms, key=lambda each: len(each.layers)).layers)]
             layer = gr.Radio(layers, value=len(layers) - 1, label="Layer of the nearest uses and of their map", scale=3)
         outputs = []
         with gr.Row():
