@@ -8,6 +8,7 @@ import sys
 import threading
 import time
 from dataclasses import replace
+from html import unescape
 from pathlib import Path
 
 import httpx
@@ -279,8 +280,42 @@ def test_texts_are_escaped(english):
         page.cosine_lines(opened.layers, readings.layer_cosines(opened, text, evil), names, evil),
         page.note(evil),
         page.model_line(replace(opened, name=evil)),
+        page.uses_of(opened, text, evil, 2, None)[1],
+        page.expectation_lines(opened, text),
+        page.folded([([evil], "")] * (page.OPEN_LINES + 1)),
+        marked(page, opened, [(evil, None)]),
+        marked(page, opened, [("a", evil)]),
     ):
         assert "<img" not in shown and "&lt;img/src=&quot;x&quot;/onerror" in shown
+
+
+def test_a_long_text_is_folded():
+    page = pytest.importorskip("modeling_elmo.run_scripts.explorer.page", exc_type=ImportError)
+    lines = [(["line", str(number)], f"part {number};") for number in range(60)]
+    closed = re.findall(r"<details><summary>line (\d+)</summary>part (\d+);</details>", page.folded(lines, 40))
+    assert closed == [(str(n), str(n)) for n in range(page.OPEN_LINES, 60) if n != 40]
+
+
+def test_what_heads_find_is_counted(english):
+    page = pytest.importorskip("modeling_elmo.run_scripts.explorer.page", exc_type=ImportError)
+    assert "Nothing found." in marked(page, english, [("She left.", None)])
+    found = marked(page, english, [("She", "A"), (" met ", None), ("him", "B"), ("her", "A")])
+    assert "Labelled pieces: 3." in found
+    first, second, third = re.findall(r'<mark style="(.*?)">', found)
+    assert first == third != second
+
+
+def marked(page, opened, pieces) -> str:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(readings, "head_pieces", lambda *_: pieces)
+        return page.marked_text(opened)
+
+
+def cells_of(shown: str) -> list[list[str]]:
+    """The texts of the rows of HTML tables, without the signs that isolate a word's direction."""
+    rows = re.findall(r"<tr>(.*?)</tr>", shown, re.DOTALL)
+    texts = [[unescape(text) for text in re.findall(r"<td[^>]*>(.*?)</td>", row, re.DOTALL)] for row in rows]
+    return [[re.sub("[\u2068\u2069]", "", text) for text in row] for row in texts if row]
 
 
 @pytest.fixture(scope="module")
@@ -301,24 +336,30 @@ def served(head_folders, corpus):
 
 def test_the_page_answers_as_the_readings(served, english, corpus):
     _, client = served
-    chosen = client.predict(TEXT, api_name="/words")
+    chosen, *first = client.predict(TEXT, 2, api_name="/words")
     assert chosen["value"] == "play" and ["play (2)", "play (2)"] in [list(each) for each in chosen["choices"]]
+    assert 'data-word="play" aria-pressed="true"' in first[0]
     cosines, table, points, caption, *korean = client.predict(TEXT, "play (2)", 2, api_name="/uses")
     found = readings.similar_uses(english, TEXT, "play (2)", 2, Corpus.from_files([corpus]))
     wanted = readings.layer_cosines(english, TEXT, "play (2)")
     shown = re.findall(r">(-?\d\.\d\d)</span>", cosines)
     assert shown == [f"{each:.2f}" for _, line in wanted for each in line.T.flatten()]
-    assert table["data"] == [[pytest.approx(cosine), str(found.uses[near])] for near, cosine in found.nearest]
-    assert [row[0] for row in table["metadata"]["display_value"]] == [f"{cosine:.2f}" for _, cosine in found.nearest]
+    assert cells_of(table) == [[f"{cosine:.2f}", str(found.uses[near])] for near, cosine in found.nearest]
+    assert f"Uses of the word: {len(found.uses)}; " in cosines and f"the cosine {found.nearest[0][1]:.2f}." in cosines
     assert "play" in korean[0] and points["visible"]
     assert [f"{share:.0%}" for share in found.shares] == re.findall(r"\d+%", caption)
-    expected = client.predict("They play chess.", api_name="/expectations")
+    expected, _ = client.predict("They play chess.", api_name="/expectations").split("elmo-small-ko")
     (line,) = readings.expectations(english, "They play chess.")
-    bits = [[word.word, *(f"{each:.1f}" for each in (word.forward_bits, word.backward_bits))] for word in line]
-    assert [[row[n] for n in (0, 1, 3)] for row in expected[0]["metadata"]["display_value"]] == bits
-    assert expected[0]["data"][0][2].split()[::2][0] == line[0].forward[0].word
+    bits = np.array([[word.forward_bits, word.backward_bits] for word in line])
+    rows = cells_of(expected)
+    assert [[row[n] for n in (0, 1, 3)] for row in rows] == [
+        [word.word, *(f"{each:.1f}" for each in both)] for word, both in zip(line, bits, strict=True)
+    ]
+    assert "{:.1f} bits given the words before, {:.1f} given".format(*bits.mean(axis=0)) in expected
+    assert [text.split()[::2] for text in rows[0][2:3]] == [[guess.word for guess in line[0].forward]]
     entities = client.predict(STORY, "", "", api_name="/head_1")
-    assert "".join(each["token"] for each in entities) == STORY
+    text = re.sub(r"<bdi>.*?</bdi>|<[^>]*>", "", entities.partition('class="elmo-text">')[2])
+    assert unescape(text) == STORY and entities.count("<mark") > 1
 
 
 def test_a_map_changes_its_points_only(served):
@@ -368,7 +409,9 @@ def test_the_models_answer_one_question_at_a_time(served, monkeypatch):
         return read(*inputs)
 
     monkeypatch.setattr(readings, "lines_of", read_slowly)
-    jobs = [client.submit(TEXT, api_name=name) for name in ("/words", "/expectations", "/words")]
+    jobs = [
+        client.submit(*inputs, api_name=name) for name, *inputs in (("/words", TEXT, 2), ("/expectations", TEXT)) * 2
+    ]
     jobs += [client.submit(TEXT, "", "", api_name=name) for name in ("/head_1", "/head_3")]
     assert all(job.result() for job in jobs)
     for path in ("run/words", "api/words", "run/words/", "run/predict"):  # these would pass the queue
@@ -379,17 +422,25 @@ def test_the_models_answer_one_question_at_a_time(served, monkeypatch):
 def test_errors_of_the_page_are_messages(served, capfd):
     _, client = served
     for arguments, name, received in (
-        ([""], "/words", "no text"),
+        (["", 2], "/words", "no text"),
         (["a " * 1500], "/expectations", "3,000 .*2,000"),
         ([STORY, None, None], "/head_2", "no question"),
         ([None, None, None], "/head_1", "no text"),
         ([TEXT, None, 2], "/uses", "No word or no layer"),
         ([TEXT, "play", None], "/uses", "No word or no layer"),
     ):
-        with pytest.raises(Exception, match=received):
-            client.predict(*arguments, api_name=name)
+        shown = client.predict(*arguments, api_name=name)
+        if name in ("/uses", "/words"):  # of the first model; the old result goes
+            message, *others = shown[-8:-4]
+            assert others[0] == others[2] == "" and not others[1]["visible"]
+        else:
+            message = shown
+        assert (
+            re.search(f'class="elmo-note">.*{received}', message)
+            and "<div" not in message.partition("elmo-small-ko")[0]
+        )
     assert "Traceback" not in capfd.readouterr().err  # the terminal of the server
-    assert "reads no word “gioca”" in client.predict(TEXT, "gioca", 2, api_name="/uses")[0]
+    assert "reads no word &#x27;gioca&#x27;" in client.predict(TEXT, "gioca", 2, api_name="/uses")[0]
 
 
 def test_the_page_is_served_on_this_computer_only_and_no_file_is(served, corpus):
@@ -432,8 +483,8 @@ def test_a_page_opens_without_errors(head_folders, monkeypatch):
     browser = client.Client(page.local_url, verbose=False, analytics_enabled=False)
     for number in range(len(head_folders)):
         assert browser.predict(*sent, api_name=f"/head_{number + 1}")
-    with pytest.raises(Exception, match="There is no second text yet"):
-        browser.predict(*sent[:2], None, api_name=f"/head_{1 + [*head_folders].index('comparer')}")
+    shown = browser.predict(*sent[:2], None, api_name=f"/head_{1 + [*head_folders].index('comparer')}")
+    assert "There is no second text yet" in shown
     page.close()
 
 

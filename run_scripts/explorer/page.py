@@ -3,7 +3,7 @@
 import math
 import os
 from collections.abc import Callable, Iterable, Sequence
-from functools import wraps
+from functools import partial
 from html import escape
 from statistics import mean
 from typing import Any
@@ -14,13 +14,12 @@ os.environ.update(GRADIO_ANALYTICS_ENABLED="False", GRADIO_RUN_HISTORY="False")
 import gradio as gr  # noqa: E402 (after the lines above)
 import numpy as np  # noqa: E402
 import pandas as pd  # noqa: E402
-from pandas.io.formats.style import Styler  # noqa: E402
 from starlette.middleware import Middleware  # noqa: E402
 from starlette.middleware.trustedhost import TrustedHostMiddleware  # noqa: E402
 
 from modeling_elmo.prediction_elmo import Prediction  # noqa: E402
 from modeling_elmo.run_scripts.explorer import readings  # noqa: E402
-from modeling_elmo.run_scripts.explorer.readings import Expectation, OpenModel, SimilarUses, open_model  # noqa: E402
+from modeling_elmo.run_scripts.explorer.readings import OpenModel, SimilarUses, open_model  # noqa: E402
 from modeling_elmo.run_scripts.pretraining.corpus import Corpus  # noqa: E402
 
 TITLE = "ELMo explorer"
@@ -46,18 +45,31 @@ MAP_COLORS = {"other uses": "#b8b8b8", "nearest uses": "#0072B2", "chosen use": 
 LOCAL_NAMES = ["127.0.0.1", "localhost", "[::1]"]
 BLUE, ORANGE = "0, 114, 178", "213, 94, 0"  # of Okabe and Ito's palette, as in our figures
 MOST_BITS = 16.0  # a surprise with the full colour
+OPEN_LINES = 8  # of a text; the tables of further lines are folded
 # Colours are transparent, so that the text is readable in the light and in the dark theme.
 CSS = """
-.elmo-line { display: flex; flex-wrap: wrap; gap: 4px; margin-bottom: 14px; }
+.tabs .tab-container button { padding: 0 8px; }
+.elmo-line { position: relative; overflow: hidden; padding-left: 90px; margin-bottom: 14px; }
+.elmo-line > [dir] { display: flex; flex-wrap: wrap; gap: 4px; width: fit-content; }
 .elmo-word { text-align: center; font-size: 13px; line-height: 22px; min-width: 46px; }
-.elmo-word span { display: block; padding: 0 6px; }
+.elmo-word span { display: block; padding: 0 6px; white-space: nowrap; }
 .elmo-word b, .elmo-word button { display: block; width: 100%; font-size: 15px; font-weight: 600; padding: 0 6px; }
 .elmo-word b, .elmo-word button { height: 26px; line-height: 26px; margin: 0; }
 .elmo-word button { cursor: pointer; border-radius: 4px; }
-.elmo-word button:hover { text-decoration: underline; }
 .elmo-word button[aria-pressed=true] { background: var(--body-text-color); color: var(--body-background-fill); }
-.elmo-key { text-align: right; opacity: 0.7; }
+.elmo-keys { position: absolute; left: 0; width: 90px; opacity: 0.7; }
+.elmo-keys div { text-align: right; margin-bottom: 4px; }
 .elmo-note { opacity: 0.75; font-size: 14px; }
+.elmo-table { overflow-x: auto; margin-bottom: 14px; }
+.elmo-table :is(th, td) { padding: 4px 8px !important; border-color: var(--border-color-primary) !important; }
+.elmo-table th { white-space: nowrap; }
+.elmo-table td, .elmo-text, textarea { unicode-bidi: plaintext; text-align: start; }
+.elmo-text { white-space: pre-wrap; line-height: 2; }
+.elmo-text mark { color: inherit; border-radius: 4px; padding: 2px 4px; margin-inline-end: 3px; }
+.elmo-text bdi { font-size: 11px; font-weight: 600; margin-inline-start: 4px; }
+.elmo-bars { display: grid; grid-template-columns: max-content 1fr max-content; gap: 0 8px; line-height: 30px; }
+.elmo-bar { position: relative; padding: 4px 0; line-height: 22px; }
+.elmo-bar::after { content: ""; position: absolute; inset: 0 0 0 var(--average); border-left: 2px dashed currentColor; }
 """
 
 
@@ -103,11 +115,11 @@ def build_page(models: Sequence[str], corpus: Sequence[str] = (), trust_remote_c
     bilms, heads = ([each for each in opened if (each.task is None) == is_bilm] for is_bilm in (True, False))
     with gr.Blocks(title=TITLE, analytics_enabled=False) as page:
         gr.HTML(f"<h1>{TITLE}</h1>" + "<br>".join(map(model_line, opened)))
-        with gr.Tabs():
+        with gr.Tabs(overflow_behavior="wrap"):
             if bilms:
                 add_uses_tab(page, bilms, text)
-            if any(each.predicts for each in bilms):
-                add_expectations_tab(page, bilms)
+            if predicting := [each for each in bilms if each.predicts]:
+                add_expectations_tab(page, predicting)
             if heads:
                 add_heads_tab(page, heads)
             if mixed := [each for each in heads if readings.mixes_of(each)]:
@@ -117,12 +129,15 @@ def build_page(models: Sequence[str], corpus: Sequence[str] = (), trust_remote_c
 
 
 def add_uses_tab(page: gr.Blocks, bilms: list[OpenModel], corpus: Corpus | None):
-    def choose(text: str):
-        names, chosen = readings.words_to_choose(bilms[0], text)
-        return gr.Dropdown(choices=names, value=chosen)
-
-    def uses(text: str, word: str, layer: int):
+    def uses(text: str, word: str | None, layer: int):
         return [part for each in bilms for part in uses_of(each, text, word, layer, corpus)]
+
+    def first_uses(text: str, layer: int):
+        try:
+            names, chosen = readings.words_to_choose(bilms[0], text)
+        except ValueError:  # `uses` says it too
+            names, chosen = [], None
+        return [gr.Dropdown(choices=names, value=chosen), *uses(text, chosen, layer)]
 
     with gr.Tab("Uses of a word"):
         gr.Markdown(
@@ -130,49 +145,49 @@ def add_uses_tab(page: gr.Blocks, bilms: list[OpenModel], corpus: Corpus | None)
             "the word above. The token layer does not read the context; the layers of the biLSTM do."
         )
         text = text_box("Sentences, one a line", language_of(bilms[0], FIRST_SENTENCES))
+        look = gr.Button("Look", variant="primary")
         with gr.Row():
             word = gr.Dropdown(label="Chosen word: click one below", allow_custom_value=True, scale=2)
-            most = max((each.layers for each in bilms), key=len)
-            layers = [(name, number) for number, name in enumerate(most)]
+            layers = [(name, n) for n, name in enumerate(max(bilms, key=lambda each: len(each.layers)).layers)]
             layer = gr.Radio(layers, value=len(layers) - 1, label="Layer of the nearest uses and of their map", scale=3)
-            look = gr.Button("Look", variant="primary", scale=1)
         outputs = []
         with gr.Row():
             for each in bilms:
                 with gr.Column(min_width=420):
-                    gr.Markdown(f"### {each.name}")
+                    gr.HTML(model_line(each))
                     cosines = gr.HTML(js_on_load=CLICK)
                     with gr.Row():
                         with gr.Column(min_width=400):
-                            table = gr.Dataframe(wrap=True)
+                            table = gr.HTML()
                         with gr.Column(min_width=400):
                             points, _ = use_map(None)
                             caption = gr.HTML()
                     outputs += [cosines, table, points, caption]
-    show = {"fn": friendly(uses), "inputs": [text, word, layer], "outputs": outputs, **QUEUED}
+    show = {"fn": uses, "inputs": [text, word, layer], "outputs": outputs, **QUEUED}
     gr.on([word.input, layer.input], **show, api_name="uses")
-    chosen = gr.on([look.click, page.load], friendly(choose), text, word, api_name="words", **QUEUED)
-    for choice in (chosen, *(each.select(clicked_word, None, word, api_visibility="private") for each in outputs[::4])):
-        choice.success(**show, api_visibility="private")
+    gr.on([look.click, page.load], first_uses, [text, layer], [word, *outputs], api_name="words", **QUEUED)
+    for cosines in outputs[::4]:
+        cosines.select(clicked_word, None, word, api_visibility="private").success(**show, api_visibility="private")
 
 
 def clicked_word(event: gr.EventData) -> str:
     return event.word
 
 
-def uses_of(
-    opened: OpenModel, text: str | None, word: str | None, layer: int | None, corpus: Corpus | None
-) -> list[Any]:
-    """Cosines, nearest uses, map and its caption; a line instead if the model splits the text into other words."""
-    if not word or layer is None:
-        raise ValueError("No word or no layer is chosen. Click a word, and choose a layer.")
-    text = text or ""
-    names = readings.named_words(opened, text)
-    if not any(word in line for line in names):
-        return [note(f"{opened.name} reads no word “{word}” in this text."), None, *use_map(None)]
-    lines = readings.layer_cosines(opened, text, word)
-    found = readings.similar_uses(opened, text, word, layer, corpus)
-    return [cosine_lines(opened.layers, lines, names, word), use_table(found), *use_map(found)]
+def uses_of(opened: OpenModel, text: str, word: str | None, layer: int | None, corpus: Corpus | None) -> list[Any]:
+    """A sentence and cosines, nearest uses, map and its caption; an error is the sentence, and nothing follows."""
+    try:
+        names = readings.named_words(opened, text)
+        if not word or layer is None:
+            raise ValueError("No word or no layer is chosen. Click a word, and choose a layer.")
+        lines = readings.layer_cosines(opened, text, word)
+        found = readings.similar_uses(opened, text, word, layer, corpus)
+    except (ValueError, ImportError) as error:
+        return [note(str(error)), "", *use_map(None)]
+    rows = [{"cosine": cosine, "nearest in other sentences": found.uses[near]} for near, cosine in found.nearest]
+    nearest = f"the nearest in another sentence has the cosine {rows[0]['cosine']:.2f}" if rows else "in one sentence"
+    shown = note(f"Uses of the word: {len(found.uses)}; {nearest}.") + cosine_lines(opened.layers, lines, names, word)
+    return [shown, shaded_table(rows, ["cosine"], "{:.2f}") if rows else "", *use_map(found)]
 
 
 def use_map(found: SimilarUses | None) -> tuple[gr.ScatterPlot, str]:
@@ -192,7 +207,7 @@ def use_map(found: SimilarUses | None) -> tuple[gr.ScatterPlot, str]:
 
 def add_expectations_tab(page: gr.Blocks, bilms: list[OpenModel]):
     def expect(text: str):
-        return [expectation_table(readings.expectations(each, text)) for each in bilms if each.predicts]
+        return "".join(model_line(each) + told(expectation_lines, each, text) for each in bilms)
 
     with gr.Tab("What the model expects"):
         gr.Markdown(
@@ -202,14 +217,7 @@ def add_expectations_tab(page: gr.Blocks, bilms: list[OpenModel]):
         )
         text = text_box("Sentences, one a line", language_of(bilms[0], FIRST_SENTENCES))
         look = gr.Button("Look", variant="primary")
-        outputs = []
-        for each in bilms:
-            gr.Markdown(f"### {each.name}")
-            if each.predicts:
-                outputs.append(gr.Dataframe(wrap=True))
-            else:
-                gr.Markdown("It was published without its softmax, so it predicts no words.")
-    gr.on([look.click, page.load], friendly(expect), text, outputs, api_name="expectations", **QUEUED)
+        gr.on([look.click, page.load], expect, text, gr.HTML(), api_name="expectations", **QUEUED)
 
 
 def add_heads_tab(page: gr.Blocks, heads: list[OpenModel]):
@@ -221,11 +229,11 @@ def add_heads_tab(page: gr.Blocks, heads: list[OpenModel]):
         question = gr.Textbox(language_of(heads[0], FIRST_QUESTIONS), label="Question about the text", visible=asks)
         first_second = language_of(heads[0], FIRST_SECOND_TEXTS) if any(map(readings.needs_pairs, heads)) else ""
         second = gr.Textbox(first_second, label="Second text, for classifiers of pairs", visible=pairs)
-        look = gr.Button("Look", variant="primary")
+        look, inputs = gr.Button("Look", variant="primary"), [text, question, second]
         for number, each in enumerate(heads, 1):
-            shown = gr.HighlightedText(label=f"{each.name}: {each.task.replace('-', ' ')}", show_label=True)
-            find = friendly(lambda *inputs, each=each: readings.head_pieces(each, *inputs))
-            gr.on([look.click, page.load], find, [text, question, second], shown, api_name=f"head_{number}", **QUEUED)
+            gr.HTML(model_line(each))
+            find = partial(told, marked_text, each)
+            gr.on([look.click, page.load], find, inputs, gr.HTML(), api_name=f"head_{number}", **QUEUED)
 
 
 def add_weights_tab(heads: list[OpenModel]):
@@ -239,9 +247,7 @@ def add_weights_tab(heads: list[OpenModel]):
                 with gr.Column(min_width=420):
                     gr.HTML(model_line(each))
                     for place, (shares, gamma) in readings.mixes_of(each).items():
-                        table = pd.DataFrame({"layer": each.layers, "share": shares})
-                        title = f"ELMo at the {place} of the network, gamma {gamma:.2f}"
-                        gr.BarPlot(table, x="layer", y="share", y_lim=[0, 1], title=title, height=200)
+                        gr.HTML(share_bars(f"ELMo at the {place} of the network", each.layers, shares, gamma))
 
 
 def text_box(label: str, value: str) -> gr.Textbox:
@@ -254,17 +260,12 @@ def language_of(opened: OpenModel, texts: Sequence[str]) -> str:
     return max(texts, key=lambda text: mean(word in known for word in split(text)))
 
 
-def friendly(function: Callable) -> Callable:
-    """The function, with our errors as messages on the page."""
-
-    @wraps(function)
-    def shown(*inputs):
-        try:
-            return function(*inputs)
-        except (ValueError, ImportError) as error:
-            raise gr.Error(str(error), print_exception=False) from error
-
-    return shown
+def told(function: Callable[..., str], *inputs: Any) -> str:
+    """What the function tells, or our error in its place."""
+    try:
+        return function(*inputs)
+    except (ValueError, ImportError) as error:
+        return note(str(error))
 
 
 def shaded(value: float, most: float = 1.0, positive: str = BLUE) -> str:
@@ -274,6 +275,15 @@ def shaded(value: float, most: float = 1.0, positive: str = BLUE) -> str:
 
 def note(text: str) -> str:
     return f'<p class="elmo-note">{escape(text)}</p>'
+
+
+def folded(lines: Iterable[tuple[Sequence[str], str]], chosen: int = 0) -> str:
+    """What is shown below the words of each line; after the first lines it is closed, but for the chosen line."""
+    shown = ""
+    for number, (words, part) in enumerate(lines):
+        is_open = number < OPEN_LINES or number == chosen
+        shown += part if is_open else f"<details><summary>{escape(' '.join(words))}</summary>{part}</details>"
+    return shown
 
 
 def model_line(opened: OpenModel) -> str:
@@ -288,44 +298,74 @@ def cosine_lines(
     layers: Sequence[str], lines: Iterable[tuple[Sequence[str], np.ndarray]], names: Sequence[Sequence[str]], name: str
 ) -> str:
     """Below each word its cosine with the chosen one in every layer; a word is a button that chooses it."""
-    key = '<div class="elmo-word elmo-key"><b>&nbsp;</b>' + "".join(f"<span>{layer}</span>" for layer in layers)
-    shown = ""
+    key = '<div class="elmo-word"><b>&nbsp;</b>' + "".join(f"<span>{layer}</span>" for layer in layers) + "</div>"
+    shown = []
     for (words, cosines_LW), line in zip(lines, names, strict=True):
-        shown += f'<div class="elmo-line">{key}</div>'
+        columns = ""
         for word, each, cosines in zip(words, line, cosines_LW.T.tolist(), strict=True):
             pressed = "true" if each == name else "false"
             button = f'<button data-word="{escape(each)}" aria-pressed="{pressed}">{escape(word)}</button>'
             cells = "".join(f'<span style="{shaded(cosine)}">{cosine:.2f}</span>' for cosine in cosines)
-            shown += f'<div class="elmo-word">{button}{cells}</div>'
-        shown += "</div>"
-    return shown
+            columns += f'<div class="elmo-word">{button}{cells}</div>'
+        keys = f'<div class="elmo-keys">{key * len(words)}</div>'  # for any number of rows; the rest is cut
+        shown.append((words, f'<div class="elmo-line">{keys}<div dir="auto">{columns}</div></div>'))
+    return folded(shown, next(number for number, line in enumerate(names) if name in line))
 
 
-def use_table(found: SimilarUses) -> Styler:
-    rows = [(cosine, str(found.uses[near])) for near, cosine in found.nearest]
-    table = pd.DataFrame(rows, columns=["cosine", "nearest uses in other sentences"])
-    return table.style.map(shaded, subset="cosine").format("{:.2f}", subset="cosine")
+def shaded_table(rows: Sequence[dict[str, Any]], numbers: list[str], digits: str, **shades: Any) -> str:
+    """A table whose numbers are shaded, and whose texts are escaped."""
+    table = pd.DataFrame(rows).style.hide(axis="index").format(lambda text: escape(str(text)))
+    table = table.format(digits, subset=numbers).map(partial(shaded, **shades), subset=numbers)
+    return f'<div class="elmo-table">{table.to_html()}</div>'
 
 
-def expectation_table(lines: Iterable[Sequence[Expectation]]) -> Styler:
-    """A row for each word, coloured by its surprise in each direction, with the expected words."""
-    rows = [
-        {
-            "word": each.word + ("" if each.is_known else "*"),
-            "bits": each.forward_bits,
-            "expected from the words before": shown_guesses(each.forward, each.word),
-            "bits, backward": each.backward_bits,
-            "expected from the words after": shown_guesses(each.backward, each.word),
-            "expected from both": shown_guesses(each.both, each.word),
-        }
-        for line in lines
-        for each in line
-    ]
-    table, bits = pd.DataFrame(rows).style, ["bits", "bits, backward"]
-    return table.map(lambda value: shaded(value, MOST_BITS, ORANGE), subset=bits).format("{:.1f}", subset=bits)
+def expectation_lines(opened: OpenModel, text: str) -> str:
+    """A table for each line, with a row for each word, coloured by its surprise in each direction."""
+    lines = readings.expectations(opened, text)
+    before, after = np.mean([(each.forward_bits, each.backward_bits) for line in lines for each in line], axis=0)
+    sentence = f"Mean surprise of a word: {before:.1f} bits given the words before, {after:.1f} given the words after."
+    shown = []
+    for line in lines:
+        rows = [
+            {
+                "word": each.word + ("" if each.is_known else "*"),
+                "bits": each.forward_bits,
+                "expected from the words before": shown_guesses(each.forward, each.word),
+                "bits, backward": each.backward_bits,
+                "expected from the words after": shown_guesses(each.backward, each.word),
+                "expected from both": shown_guesses(each.both, each.word),
+            }
+            for each in line
+        ]
+        table = shaded_table(rows, ["bits", "bits, backward"], "{:.1f}", most=MOST_BITS, positive=ORANGE)
+        shown.append(([each.word for each in line], table))
+    return note(sentence) + folded(shown)
+
+
+def marked_text(opened: OpenModel, *inputs: str) -> str:
+    """What a head finds: the number of labelled pieces, and the text with their labels."""
+    found = readings.head_pieces(opened, *inputs)
+    labels = [label for _, label in found if label]
+    kinds = [*dict.fromkeys(labels)]
+    shown = note(f"Labelled pieces: {len(labels)}." if labels else "Nothing found.") + '<div class="elmo-text">'
+    for text, label in found:
+        mark = label and f'<mark style="background: hsl({210 + 157 * kinds.index(label)} 80% 50% / 0.3)">'
+        shown += f"{mark}{escape(text)}<bdi>{escape(label)}</bdi></mark>" if label else escape(text)
+    return f"{shown}</div>"
+
+
+def share_bars(title: str, layers: Sequence[str], shares: Sequence[float], gamma: float) -> str:
+    """A bar for the share of each layer, with a line at the average."""
+    largest, average = layers[int(np.argmax(shares))], f"1/{len(layers)}"
+    sentence = f"{title}, gamma {gamma:.2f}. Largest share: {largest}. The dashed line is the average, {average}."
+    bars = f'<div class="elmo-bars" style="--average: calc(100% * {average})">'
+    for layer, share in zip(layers, shares, strict=True):
+        bar = f'<div class="elmo-bar"><div style="width: {share:.2%}; background: rgb({BLUE})">&nbsp;</div></div>'
+        bars += f"<span>{layer}</span>{bar}<span>{share:.2f}</span>"
+    return f"{note(sentence)}{bars}</div>"
 
 
 def shown_guesses(guesses: Iterable[Prediction], word: str) -> str:
     """Words with their probabilities; the word of the text is in brackets."""
     pairs = ((f"[{word}]" if guess.word == word else guess.word, math.exp(guess.log_prob)) for guess in guesses)
-    return "  ".join(f"{text} {share:.1%}" for text, share in pairs)
+    return "\u2003".join(f"\u2068{text}\u2069\u00a0{share:.1%}" for text, share in pairs)  # whatever its direction
