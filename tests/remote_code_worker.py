@@ -33,8 +33,13 @@ QUESTIONS = ["Where is he?", "Quelle ægithale ?", "밥?"]
 
 
 def outputs_of(model, inputs) -> dict[str, torch.Tensor]:
+    """The top layer, that of its biLM for a causal model, and what the class predicts."""
+    is_causal = type(model).__name__ == "ELMoForCausalLM"
     with torch.no_grad():
-        outputs = model.eval()(**inputs, **types_for(model, inputs), output_hidden_states=True)
+        source = model.eval().elmo if is_causal else model.eval()
+        outputs = source(**inputs, **types_for(model, inputs), output_hidden_states=True)
+        if is_causal and model.config.has_softmax:
+            outputs["logits"] = model(**inputs).logits
     found = {"hidden": outputs.hidden_states[-1].clone()}
     names = ("logits", "start_logits", "end_logits", "predicate_logits", "antecedent_scores")
     found |= {name: outputs[name] for name in names if name in outputs}
@@ -59,7 +64,7 @@ def train_one_step(model, inputs):
 
 def labels_for(model, inputs) -> dict[str, torch.Tensor]:
     kind = type(model).__name__
-    if kind == "ELMoForPreTraining":
+    if kind in ("ELMoForPreTraining", "ELMoForCausalLM"):
         return {"labels": inputs["input_ids"].masked_fill(inputs["attention_mask"] == 0, -100)}
     if kind == "ELMoForQuestionAnswering":
         return dict.fromkeys(("start_positions", "end_positions"), inputs["attention_mask"][:, 0])
