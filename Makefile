@@ -4,6 +4,7 @@ JOBS ?= 2
 LOWEST := 5.17.0
 # tests of what transformers does; all else is the same with every release
 OF_TRANSFORMERS := command_line configuration_elmo elmo_operators export fine_tune_stock integration modeling_elmo \
+    modeling_elmo_causal \
     modeling_elmo_coreference modeling_elmo_roles pipeline_elmo pipeline_elmo_coreference \
     pipeline_elmo_roles push_to_hub remote_code run_pretraining run_task sentence_transformers task_heads \
     tokenization_elmo trainer
