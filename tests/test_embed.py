@@ -622,3 +622,16 @@ def test_files_of_allennlps_embedder(tmp_path):
     errors = [np.abs(found - wanted).max() for found, wanted in zip(stateful, expected, strict=True)]
     assert max(errors) < TOLERANCE, errors
     assert min(np.abs(found - wanted).max() for found, wanted in zip(stateless[3:], expected[3:], strict=True)) > 1
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"stateful": True, "batch_size": 0}, "--batch_size 0: pass a number above 0"),
+        ({"batch_size": 3}, "--batch_size 3 is read with --stateful; pass --batch_tokens"),
+    ],
+)
+def test_sizes_of_batches_that_are_refused(options, message, model_dir, corpus, tmp_path, capsys):
+    with pytest.raises((ValueError, SystemExit)) as error:
+        run(model_dir, tmp_path / "a.hdf5", input=corpus, **options)
+    assert message in str(error.value) + capsys.readouterr().err

@@ -37,7 +37,17 @@ MOST_CHOICES = 10  # shown in the help; Trainer's --optim has 42
 # Options of all programs that name what they replace, and what they read.
 OUTPUT_OPTIONS = ("output", "output_dir", "page")
 INPUT_OPTIONS = (
-    *("train_file", "validation_file", "test_file", "input", "text", "text_file", "dataset", "vocabulary_file"),
+    *(
+        "train_file",
+        "validation_file",
+        "test_file",
+        "input",
+        "text",
+        "text_file",
+        "pairs",
+        "dataset",
+        "vocabulary_file",
+    ),
     *("model", "model_name_or_path", "tokenizer_name", "ensemble", "vectors", "word_vectors", "sense_inventory"),
     *("plan", "data_statement", "citation"),
 )
@@ -48,7 +58,8 @@ LINE_SECONDS = 30.0  # between two lines of progress; a shorter bar has none
 CLOSE_BAR = tqdm.close
 
 POSITIVE = """
-    adam_epsilon batch_tokens bin_width early_stopping_patience eval_steps gradient_accumulation_steps gradient_scale
+    adam_epsilon batch_size batch_tokens bin_width early_stopping_patience eval_steps gradient_accumulation_steps
+    gradient_scale
     learning_rate logging_steps max_answer_length max_eval_samples max_sentences max_train_samples max_word_length
     min_frequency num_sampled num_train_epochs per_device_eval_batch_size per_device_eval_batch_tokens
     per_device_train_batch_size permutations processes queries rounds save_steps save_total_limit seeds shuffle_buffer
