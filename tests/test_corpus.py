@@ -62,6 +62,39 @@ def test_data_sets(tmp_path):
     assert [place for place, _ in corpus.sentences()][4:] == [(str(tmp_path / "data"), row) for row in (4, 6, 6, 6)]
 
 
+def test_parts_of_files_and_of_saved_data_sets(tmp_path):
+    """As `datasets` reads parts of a data set with the same rows."""
+    names = ("a.txt", "b.txt", "c.txt")
+    for name, lines in zip(names, (ENGLISH[:4], ["", *ENGLISH[4:5]], ENGLISH[5:20]), strict=True):
+        (tmp_path / name).write_text("\n".join(lines) + "\n")
+    files = [str(tmp_path / name) for name in names]
+    data = Dataset.from_dict({"text": ENGLISH[:20]})
+    DatasetDict({"train": data}).save_to_disk(tmp_path / "saved")
+    (tmp_path / "hub").mkdir()
+    data.to_json(tmp_path / "hub" / "train.jsonl")
+    for train, held_out, numbers in (
+        ("train[:90%]", "train[90%:]", range(18, 20)),
+        ("train[3:]", "train[:3]", range(3)),
+        ("train[:3]+train[7:]", "train[3:7]", range(3, 7)),
+    ):
+        options = {"split": train, "validation_split": held_out}
+        wanted = [[*ENGLISH[:20]], [ENGLISH[number] for number in numbers]]
+        wanted[0] = [text for text in wanted[0] if text not in wanted[1]]
+        for source in ({"train_file": files}, *({"dataset": str(tmp_path / name)} for name in ("saved", "hub"))):
+            arguments = CorpusArguments(**source, **options)
+            assert [texts(Corpus.from_arguments(arguments)), texts(Corpus.held_out(arguments))] == wanted
+    corpus = Corpus.from_arguments(CorpusArguments(train_file=files, split="train[2:6]"))
+    assert sorted(text for _, text in corpus.sentences(1, 5)) == sorted(ENGLISH[2:6])  # files in another order
+    assert next(corpus.sentences(shuffle_files=False))[0] == (files[0], 3)
+    assert str(corpus).endswith("c.txt (split train[2:6])") and corpus.order.endswith(", train[2:6]")
+    for source in ({"train_file": files}, {"dataset": str(tmp_path / "saved")}):
+        with pytest.raises(ValueError, match=r"--split dev.* The splits are \['train'\]"):
+            Corpus.from_arguments(CorpusArguments(**source, split="dev"))
+    for options in ({}, {"train_file": files, "validation_split": "train", "validation_file": files}):
+        with pytest.raises(ValueError, match="Pass either --validation_file FILE"):
+            Corpus.held_out(CorpusArguments(**options))
+
+
 def test_the_order_of_files_changes_with_seed_and_epoch(tmp_path):
     for number in range(8):
         (tmp_path / f"{number}.txt").write_text(f"{number} a\n{number} b\n")

@@ -14,12 +14,12 @@ from typing import Any, NamedTuple
 
 import datasets
 import numpy as np
-from datasets import Dataset, DatasetDict, Features, ReadInstruction
+from datasets import Dataset, DatasetDict, Features
 from datasets.exceptions import DatasetGenerationError
 
 from modeling_elmo.run_scripts.program.command_line import option
 from modeling_elmo.run_scripts.program.data_files import LocatedRow, Location, RowReader, format_suffix
-from modeling_elmo.run_scripts.program.files import ROWS_AT_ONCE, refuse_folder_or_pipe
+from modeling_elmo.run_scripts.program.files import ROWS_AT_ONCE, refuse_folder_or_pipe, split_parts
 from modeling_elmo.tokenization import elmo_pretokenization
 
 DATA_SPLITS = ("train", "validation", "test")
@@ -130,10 +130,7 @@ def _part(wholes: Mapping[str, Source], wanted: str, name: str) -> Source:
     if wanted in wholes:
         return wholes[wanted]
     sizes = {split: sum(1 for _ in source.read()) for split, source in wholes.items()}
-    try:
-        parts = ReadInstruction.from_spec(wanted).to_absolute(sizes)
-    except ValueError as error:
-        raise ValueError(f"{name}: {error} The splits are {list(sizes)}.") from error
+    parts = split_parts(wanted, sizes, name)
     sources = [wholes[part.splitname] for part in parts]
     features = sources[0].features
     if any(source.features != features for source in sources):

@@ -4,8 +4,8 @@ import glob
 import os
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, fields
-from itertools import chain, starmap
+from dataclasses import dataclass, fields, replace
+from itertools import chain, islice
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
@@ -13,15 +13,15 @@ import numpy as np
 from tqdm.auto import tqdm
 from transformers.utils import logging
 
-from modeling_elmo.run_scripts.program.command_line import option, refuse_names_not_utf8
+from modeling_elmo.run_scripts.program.command_line import option, refuse_names_not_utf8, refuse_unread
 from modeling_elmo.run_scripts.program.data_files import TEXT_SUFFIXES, format_suffix, numbered_texts
 from modeling_elmo.run_scripts.program.files import (
     DatasetArguments,
     TextArguments,
     dataset_texts,
     digest,
-    refuse_dataset_options,
     refuse_folder_or_pipe,
+    split_parts,
     write_lines,
 )
 from modeling_elmo.tokenization.elmo_characters import (
@@ -77,6 +77,9 @@ class HeldOutArguments(SentencesArguments):
 class CorpusArguments(TrainTextArguments, HeldOutArguments):
     """The texts of a training run."""
 
+    validation_split: str | None = option(
+        None, "Held-out split of --dataset, or part of --train_file: 'train[90%%:]' beside --split 'train[:90%%]'."
+    )
     shuffle_buffer: int = option(100_000, "Number of sentences to shuffle together.")
 
 
@@ -110,30 +113,34 @@ class Corpus:
     files: tuple[str, ...] = ()
     column: str = "text"
     dataset: TextArguments | None = None
+    split: str = "train"  # of the files: all sentences, or a part
+    ranges: tuple[list[tuple[int, int]], ...] = ()  # of a part: the sentences of each file
 
     @classmethod
     def from_arguments(cls, arguments: TrainTextArguments) -> "Corpus":
-        """The corpus of `--train_file`, or of `--dataset` with `--split`."""
-        return cls._from_options(arguments, "train_file", "split", arguments.split if arguments.dataset else None)
+        """The corpus of `--train_file` or of `--dataset`: its `--split`."""
+        if bool(arguments.train_file) == (arguments.dataset is not None):
+            raise ValueError("Pass either --train_file FILE ..., or --dataset NAME with --split SPLIT.")
+        return cls._of_split(arguments, arguments.train_file, arguments.split, "--split")
 
     @classmethod
     def held_out(cls, arguments: HeldOutArguments) -> "Corpus":
-        """The corpus of `--validation_file`, or of `--dataset` with `--validation_split`."""
-        return cls._from_options(arguments, "validation_file", "validation_split", arguments.validation_split)
+        """The corpus of `--validation_file`, or the `--validation_split` of `--dataset` or `--train_file`."""
+        files, split = arguments.validation_file, arguments.validation_split
+        sources = files or getattr(arguments, "train_file", [])
+        if bool(files) == (split is not None) or not (sources or arguments.dataset):
+            raise ValueError("Pass either --validation_file FILE ..., or --dataset NAME with --validation_split SPLIT.")
+        return cls._of_split(arguments, sources, split or cls.split, "--validation_split")
 
     @classmethod
-    def _from_options(
-        cls, arguments: DatasetArguments, file_option: str, split_option: str, split: str | None
-    ) -> "Corpus":
-        files = getattr(arguments, file_option)
-        if bool(files) == (split is not None) or not (files or arguments.dataset):
-            raise ValueError(f"Pass either --{file_option} FILE ..., or --dataset NAME with --{split_option} SPLIT.")
+    def _of_split(cls, arguments: DatasetArguments, files: list[str], split: str, split_option: str) -> "Corpus":
         if files:
-            refuse_dataset_options(arguments)
-            return cls.from_files(files, arguments.text_column)
+            if arguments.dataset is None:
+                refuse_unread(arguments, ("dataset_config", "streaming"), "without --dataset; leave it out.")
+            return cls.from_files(files, arguments.text_column).part(split, split_option)
         options = {item.name: getattr(arguments, item.name) for item in fields(DatasetArguments)}
-        dataset = TextArguments(**options, split=str(split))
-        dataset_texts(dataset, f"--{split_option}")  # prepares it, before any worker reads it
+        dataset = TextArguments(**options, split=split)
+        dataset_texts(dataset, split_option)  # prepares it, before any worker reads it
         return cls(dataset=dataset)
 
     @classmethod
@@ -146,11 +153,21 @@ class Corpus:
                 raise ValueError(f"{other} and {file} are the same file; pass it once.")
         return cls(files, column)
 
+    def part(self, split: str, split_option: str) -> "Corpus":
+        """The sentences of files that an expression such as `train[:90%]` names, in the order of the files."""
+        if split == self.split:
+            return self
+        counts = np.array([sum(1 for _ in self._file_sentences(file)) for file in self.files])
+        parts = split_parts(split, {self.split: int(counts.sum())}, f"{split_option} {split}")
+        bounds = np.array([(part.from_, part.to) for part in parts])
+        ranges = np.clip(bounds - (counts.cumsum() - counts)[:, None, None], 0, counts[:, None, None])
+        return replace(self, split=split, ranges=tuple(ranges.tolist()))
+
     def __str__(self) -> str:
         if self.dataset is not None:
             return f"{self.dataset.dataset} (split {self.dataset.split})"
         more = f" and {len(self.files) - 3} more" if len(self.files) > 3 else ""
-        return ", ".join(self.files[:3]) + more
+        return ", ".join(self.files[:3]) + more + (f" (split {self.split})" if self.ranges else "")
 
     @property
     def order(self) -> str:
@@ -158,7 +175,8 @@ class Corpus:
         if self.dataset is not None:
             return str(self)
         names = [os.path.basename(file) for file in self.files]
-        return f"{len(names)} file(s) from {names[0]} on, " + digest(["\0".join(names).encode()], size=4)
+        text = f"{len(names)} file(s) from {names[0]} on, " + digest(["\0".join(names).encode()], size=4)
+        return f"{text}, {self.split}" if self.ranges else text
 
     def survey(
         self,
@@ -203,17 +221,21 @@ class Corpus:
     def sentences(self, epoch: int = 0, seed: int = 0, shuffle_files: bool = True) -> Iterator[SourceSentence]:
         """All sentences once. `seed` and `epoch` decide the order of the files if they are shuffled."""
         sentence = None
-        for sentence in chain.from_iterable(starmap(as_sentences, self._sources(epoch, seed, shuffle_files))):
+        for sentence in chain.from_iterable(self._sources(epoch, seed, shuffle_files)):
             yield sentence
         if sentence is None:
             raise ValueError(f"There is no sentence in {self}: nothing but blank lines. Pass another text.")
 
-    def _sources(self, epoch: int, seed: int, shuffle_files: bool) -> Iterator[tuple[str, Iterable[tuple[int, Any]]]]:
+    def _sources(self, epoch: int, seed: int, shuffle_files: bool) -> Iterator[Iterable[SourceSentence]]:
         if self.dataset is not None:
-            yield str(self.dataset.dataset), enumerate(dataset_texts(self.dataset)[0]())
+            yield as_sentences(str(self.dataset.dataset), enumerate(dataset_texts(self.dataset)[0]()))
         order = np.arange(len(self.files))
         for number in np.random.default_rng([seed, epoch]).permutation(order) if shuffle_files else order:
-            yield self.files[number], numbered_texts(Path(self.files[number]), self.column)
+            for first, end in self.ranges[number] if self.ranges else [(0, None)]:
+                yield islice(self._file_sentences(self.files[number]), first, end)
+
+    def _file_sentences(self, file: str) -> Iterator[SourceSentence]:
+        return as_sentences(file, numbered_texts(Path(file), self.column))
 
 
 def find_files(pattern: str) -> list[str]:

@@ -8,7 +8,7 @@ import json
 import os
 import pickle
 import zlib
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib.util import find_spec
@@ -101,9 +101,11 @@ def dataset_texts(
     if any(Path(name, file).is_file() for file in ("dataset_dict.json", "state.json")):  # by `save_to_disk`
         data = datasets.load_from_disk(name)
         splits = data if isinstance(data, datasets.DatasetDict) else {TextArguments.split: data}
-        if split not in splits:
-            raise ValueError(f"--dataset {name} has no split {split!r} but {list(splits)}; pass {split_option}.")
-        data = splits[split]
+        sizes = {whole: len(rows) for whole, rows in splits.items()}
+        parts = split_parts(split, sizes, f"--dataset {name}, {split_option} {split}")
+        data = datasets.concatenate_datasets(
+            [splits[part.splitname].select(range(part.from_, part.to)) for part in parts]
+        )
     else:
         try:
             data = datasets.load_dataset(name, arguments.dataset_config, split=split, streaming=arguments.streaming)
@@ -121,6 +123,17 @@ def dataset_texts(
             yield from batch.get(column, [None])
 
     return texts, total
+
+
+def split_parts(split: str, sizes: Mapping[str, int], where: str) -> list[Any]:
+    """The parts of splits that an expression such as `train[:80%]+extra` names: `splitname`, `from_` and `to`."""
+    require("datasets", extra="train", purpose=where)
+    from datasets import ReadInstruction
+
+    try:
+        return ReadInstruction.from_spec(split).to_absolute(dict(sizes))
+    except ValueError as error:
+        raise ValueError(f"{where}: {error} The splits are {list(sizes)}.") from error
 
 
 def refuse_dataset_options(arguments: DatasetArguments):
