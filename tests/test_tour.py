@@ -24,6 +24,10 @@ def code_cells(notebook: nbformat.NotebookNode) -> list[nbformat.NotebookNode]:
     return [cell for cell in notebook.cells if cell.cell_type == "code"]
 
 
+def prose(notebook: nbformat.NotebookNode) -> str:
+    return "\n".join(cell.source for cell in notebook.cells if cell.cell_type == "markdown")
+
+
 def printed(cell: nbformat.NotebookNode) -> str:
     return "".join(output.get("text", "") for output in cell.outputs)
 
@@ -50,13 +54,12 @@ def compare(found: nbformat.NotebookNode, stored: nbformat.NotebookNode, **toler
 @pytest.mark.slow
 @pytest.mark.parametrize("name", NOTEBOOKS)
 def test_what_is_shown_without_training_is_what_is_stored(name):
-    stored, notebook = code_cells(read(name)), read(name)
-    training = next(number for number, cell in enumerate(notebook.cells) if "train_tagger" in cell.source)
-    notebook.cells = notebook.cells[:training]
+    notebook, stored = read(name), read(name)
+    for each in (notebook, stored):
+        each.cells = [cell for cell in code_cells(each) if "tagger" not in cell.source]
     execute(notebook)
-    found = code_cells(notebook)
-    assert len(found) > 8
-    for cell, before in zip(found, stored, strict=False):
+    assert len(stored.cells) > 18
+    for cell, before in zip(notebook.cells, stored.cells, strict=True):
         compare(cell, before, rtol=0.02, atol=0.02)
         assert num_pictures(cell) == num_pictures(before)
 
@@ -84,16 +87,21 @@ def test_a_notebook_is_fit_for_a_web_page(name):
     for output in (output for cell in cells for output in cell.outputs):
         assert output.get("name", "stdout") == "stdout" and output.output_type != "error"
         assert not re.search(NOISE, output.get("text", ""))
-    for file, _ in LINK.findall("\n".join(cell.source for cell in notebook.cells if cell.cell_type == "markdown")):
+    for file, _ in LINK.findall(prose(notebook)):
         assert (DOCS / file).exists(), file
 
 
 def test_both_languages_tell_the_same_story():
-    english, korean = (read(name) for name in NOTEBOOKS)
-    headings = [[cell.source for cell in each.cells if cell.source.startswith("## ")] for each in (english, korean)]
-    assert len(headings[0]) == len(headings[1]) == 6
-    pictures = [sum("plt.show()" in cell.source for cell in code_cells(each)) for each in (english, korean)]
-    assert pictures[0] == pictures[1] == 4
+    notebooks = [read(name) for name in NOTEBOOKS]
+    headings, exercises = r"^## (\d)\..*?(?:\((\d+).*)?$", r"^\*\*\w+ ([\d.]+)\.\*\*"  # with minutes; with numbers
+    for pattern, count in ((headings, 7), (exercises, 9)):
+        english, korean = (re.findall(pattern, prose(each), re.MULTILINE) for each in notebooks)
+        assert len(english) == count and english == korean
+    for each in notebooks:
+        assert prose(each).count("<details>\n<summary>") == prose(each).count("\n\n</details>") == 9
+        solved = [number for cell in code_cells(each) for number in re.findall(r"^# \w+ ([\d.]+)\n", cell.source)]
+        assert len(solved) == 8
+        assert sum("plt.show()" in cell.source for cell in code_cells(each)) == 4
 
 
 if __name__ == "__main__":
