@@ -1,10 +1,14 @@
 """The causal language model: its logits and loss against `score` and the loss of both directions, and stock calls."""
 
+import re
+from pathlib import Path
+
 import pytest
 import torch
-from transformers import AutoModelForCausalLM, AutoTokenizer, Trainer, TrainingArguments
+from transformers import AutoModelForCausalLM, AutoModelForPreTraining, AutoTokenizer, Trainer, TrainingArguments
 
 from modeling_elmo import ELMoConfig, ELMoForCausalLM, ELMoForPreTraining, ELMoTokenizer
+from modeling_elmo.prediction_elmo import score_texts
 
 WORDS = ["the", "cat", "sat", "on", "mat", "."]
 TEXTS = ["the cat sat on the mat .", "the dog", "sat on the cat", ""]
@@ -104,3 +108,26 @@ def test_eight_bits(folder):
     with torch.no_grad():
         exact, rounded = (each(**inputs, labels=labels).loss for each in (model, model.quantize()))
     assert rounded == pytest.approx(float(exact), rel=0.02)
+
+
+@pytest.mark.parametrize("library", ["minicons", "surprisal"])
+def test_libraries_find_the_surprisals_of_score_texts(folder, library):
+    """In a padded batch, with the code of docs/surprisal.md."""
+    pytest.importorskip(library)
+    page = Path(__file__).parents[1] / "docs" / "surprisal.md"
+    code = next(
+        block for block in re.findall("```py\n(.*?)```", page.read_text(), re.DOTALL) if f"from {library}" in block
+    )
+    names = {"name": str(folder), "texts": TEXTS, "AutoModelForPreTraining": AutoModelForPreTraining}
+    exec(code, names)
+    if library == "minicons":
+        found = names["scores"]
+    else:
+        found = [[*row][: len(text.split()) + 2] for row, text in zip(names["surprisals"], TEXTS, strict=True)]
+    model, tokenizer = AutoModelForPreTraining.from_pretrained(folder), AutoTokenizer.from_pretrained(folder)
+    for mine, theirs in zip(score_texts(model, tokenizer, TEXTS), found, strict=True):
+        words = tokenizer.convert_ids_to_tokens(tokenizer.convert_tokens_to_ids([word.word for word in mine]))
+        assert [word for word, _ in theirs] == words
+        assert [float(surprisal) for _, surprisal in theirs] == pytest.approx(
+            [-(word.forward or 0) for word in mine], abs=1e-5
+        )

@@ -1,0 +1,102 @@
+"""The example script of reading times, on made-up stories: its figures against scikit-learn and scipy."""
+
+import gzip
+import runpy
+import sys
+from collections import Counter
+from pathlib import Path
+
+import numpy as np
+import pytest
+from scipy.stats import norm
+from sklearn.linear_model import LinearRegression
+
+from modeling_elmo import ELMoConfig, ELMoForPreTraining, ELMoTokenizer
+
+SCRIPT = Path(__file__).parents[1] / "docs" / "reading_times.py"
+CORPUS = "The cat sat .\nWe saw the dog , does n't it ?\n" * 3 + "the the"
+VOCABULARY = ["the", "The", "cat", "dog", "sat", "saw", "does", "n't", "we", "very", "quietly", ".", ",", "?", "'"]
+ENDINGS = [["."], ["?", "'"], [",", "."]]
+
+
+@pytest.fixture(scope="module")
+def parts(tmp_path_factory):
+    folder, random = tmp_path_factory.mktemp("stories"), np.random.default_rng(0)
+    tokenizer = ELMoTokenizer(vocab=["<S>", "</S>", "<UNK>", *VOCABULARY])
+    model = ELMoForPreTraining(ELMoConfig.from_preset("tiny", vocab_size=len(tokenizer), dropout=0.0)).eval()
+    words = {}  # by story and place in it
+    for story in (1, 2):
+        for zone in range(1, 651):
+            word = [random.choice(VOCABULARY[:11]) if random.random() > 0.05 else "Zyx"]
+            if random.random() < 0.15 or zone == 650:
+                word += ENDINGS[random.integers(3)]
+            words[story, zone] = [word[0].title(), *word[1:]] if random.random() < 0.1 else word
+    sentences = [[]]
+    for (_, zone), word in words.items():
+        sentences[-1].append(word)
+        if {".", "?"} & set(word) or zone == 650:
+            sentences.append([])
+    forward, backward = [], []
+    for sentence in sentences[:-1]:
+        tokens = [token for word in sentence for token in word]
+        scores = model.score(**tokenizer(tokens, is_split_into_words=True, return_tensors="pt"))
+        before, after = iter(scores.forward_log_probs[0, 1:-1]), iter(scores.backward_log_probs[0, 1:-1])
+        forward += [-sum(float(next(before)) for _ in word) for word in sentence]
+        backward += [-sum(float(next(after)) for _ in word) for word in sentence]
+    gpt3 = random.exponential(5, len(words))
+    slow = np.array(forward) / np.std(forward) + gpt3 / np.std(gpt3) / 2 + random.normal(size=len(words))
+    codes, pieces, times = [], ["token,logprob,story"], ["word\tzone\titem\tgmeanItemRT"]
+    for ((story, zone), word), surprisal, log_time in zip(words.items(), gpt3, slow / 10 + 6, strict=True):
+        codes += [f"{story}.{zone}.whole\t{' '.join(word)}", f"{story}.{zone}.word\t{word[0]}"]
+        codes += [f"{story}.{zone}.{number}\t{token}" for number, token in enumerate(word, 1)]
+        letters = "".join(word)
+        pieces.append(f'" {letters[:2]}",{-surprisal},{story - 1}')
+        pieces += [f'"{letters[2:]}",0,{story - 1}'] if letters[2:] else []
+        times.append(f"{letters}\t{zone}\t{story}\t{np.exp(log_time)}")
+    times[1:] = random.permutation(times[1:])
+    (folder / "words.tsv").write_text("\n".join(codes))
+    (folder / "times").mkdir()
+    (folder / "times" / "processed_wordinfo.tsv").write_text("\n".join(times))
+    (folder / "all_stories_gpt3.csv.gz").write_bytes(gzip.compress("\n".join(pieces).encode()))
+    (folder / "corpus.txt").write_text(CORPUS)
+    for part in (model, tokenizer):
+        part.save_pretrained(folder / "model")
+    return folder, list(words.items()), slow / 10 + 6, {"forward": forward, "backward": backward, "GPT-3": gpt3}
+
+
+def expected(words, log_times, surprisals, names):
+    """The gain, its standard error and the number of words, a word at a time."""
+    counts = Counter(CORPUS.lower().split())
+    rows = []
+    for index, ((_, zone), _) in enumerate(words):
+        three = [words[index - lag][1] for lag in range(3)] if zone > 2 else [["Zyx"]]
+        if any(token not in VOCABULARY for word in three for token in word):
+            continue
+        sizes = [sum(character.isalnum() for character in "".join(word)) for word in three]
+        frequencies = [sum(np.log((counts[token.lower()] + 1) / counts.total()) for token in word) for word in three]
+        added = [surprisals[name][index - lag] for name in names for lag in range(3)]
+        rows.append([log_times[index], zone, *sizes, *frequencies, *added])
+    rows, found = np.array(rows), []
+    for columns in (rows[:, 1:], rows[:, 1:8]):
+        found.append([])
+        for test in np.array_split(np.arange(len(rows)), 10):
+            train = [row for row in range(len(rows)) if row not in test]
+            line = LinearRegression().fit(columns[train], rows[train, 0])
+            scale = np.std(rows[train, 0] - line.predict(columns[train]))
+            found[-1] += norm.logpdf(rows[test, 0], line.predict(columns[test]), scale).tolist()
+    gains = 1000 * np.subtract(*found)
+    blocks = [gains[start : start + 100].mean() for start in range(0, len(gains) - 99, 100)]
+    return gains.mean(), np.std(blocks, ddof=1) / np.sqrt(len(blocks)), len(gains)
+
+
+def test_gains_are_those_of_an_independent_regression(parts, monkeypatch, capsys):
+    folder, words, log_times, surprisals = parts
+    monkeypatch.setattr(sys, "argv", [str(SCRIPT), str(folder), str(folder / "model"), str(folder / "corpus.txt")])
+    runpy.run_path(str(SCRIPT), run_name="__main__")
+    first, *lines = capsys.readouterr().out.splitlines()
+    cases = [["forward"], ["backward"], ["forward", "backward"], ["GPT-3"]]
+    for line, names in zip(lines, cases, strict=True):
+        gain, error, number = expected(words, log_times, surprisals, names)
+        assert first == f"gain in 1e-3 nats per word over {number:,} words, and its standard error" and number > 500
+        assert line == f"{' and '.join(names):20} {gain:5.1f} ± {error:.1f}"
+        assert "backward" in names or gain > 3 * error  # the times were made from these two
