@@ -30,7 +30,7 @@ def main(arguments: list[str] | None = None) -> Path | None:
         print(f"{sum(sizes):>12,}  bytes in {len(paths)} files")
         if parsed.output_dir:
             with staged(Path(parsed.output_dir)) as copy:
-                shutil.copytree(folder, copy)
+                shutil.copytree(folder, copy, copy_function=shutil.copyfile)  # safetensors lets only the owner read
         if parsed.push:
             push(folder, parsed.repo_id, "Checkpoint, tokenizer, code and card", parsed.private, parsed.token)
         else:

@@ -106,6 +106,12 @@ def test_a_dry_run_assembles_and_checks_and_uploads_nothing(folder, hub, capsys)
     assert TOKEN.encode() not in contents and str(folder.parent).encode() not in contents
 
 
+def test_others_can_read_the_weights(folder, trusting):
+    """With the mode that the umask gives, unlike those that safetensors writes."""
+    found = send(folder, "--output_dir", str(folder.parent / "new"))
+    assert (found / "model.safetensors").stat().st_mode == (found / "config.json").stat().st_mode
+
+
 def test_a_card_stays_unless_it_is_given_new_facts(folder, trusting):
     kept = send(folder, "--output_dir", str(folder.parent / "kept"))
     assert (kept / "README.md").read_text(encoding="utf-8") == (folder / "README.md").read_text(encoding="utf-8")
