@@ -1,10 +1,12 @@
 """The card of a biLM: how it was trained or converted, its perplexity, and what its vectors encode.
 
 It reads `results/`: `pretraining.json` has the settings, text and log of a biLM that was trained here, and
-`conversion.json` the origin and the check of one that was converted. Experiments, nearest neighbours and word senses
-may be there too, under any name.
+`conversion.json` the origin and the check of one that was converted. Experiments, and results of `elmo senses`,
+`elmo probe` and `elmo pairs` may be there too, under any name.
 """
 
+from collections.abc import Iterable
+from itertools import chain
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -13,12 +15,21 @@ from huggingface_hub import EvalResult
 
 from modeling_elmo import ELMoConfig
 from modeling_elmo.run_scripts.cards.card import read_result, write_card
-from modeling_elmo.run_scripts.cards.figures import LogEntries, draw_curve, loss_kind
-from modeling_elmo.run_scripts.cards.tables import ERRORS, one_line, probe_table, sense_table, summary_table
+from modeling_elmo.run_scripts.cards.figures import LogEntries, draw_curve
+from modeling_elmo.run_scripts.cards.tables import (
+    NO_SCORES,
+    RunRecord,
+    by_arm,
+    layer_names,
+    markdown_table,
+    one_line,
+    score_cell,
+    scores_on,
+    splits_of,
+)
 from modeling_elmo.run_scripts.program.files import read_json
 from modeling_elmo.tokenization.elmo_characters import Utf8Alphabet
 
-MOST_EVALUATIONS = 12  # rows of the card's table
 SAME_PROTOCOL = ("predictions", "vocabulary_size", "protocol")  # perplexities that differ here cannot be compared
 
 
@@ -28,7 +39,6 @@ def write_bilm_card(folder: Path, name: str) -> Path:
     The example loads `name`, a folder or a repository on the Hub, whose last part is the title.
     """
     config, run = ELMoConfig.from_pretrained(folder), read_result(folder, "pretraining")
-    tokenizer = folder / "tokenizer_config.json"
     evaluations = [entry for entry in run.get("log", ()) if "perplexity" in entry]
     metadata = {
         "pipeline_tag": "feature-extraction",
@@ -37,23 +47,23 @@ def write_bilm_card(folder: Path, name: str) -> Path:
         "eval_results": [perplexity_result(run, evaluations)] if evaluations else None,
         "base_model": run.get("base_model_on_hub"),
     }
-    experiments, findings = [], []
-    for path in sorted((folder / "results").glob("*.json")):
-        found = read_json(path)
-        if is_experiment(found):
-            experiments.append(experiment_values(path, found["records"]))
-        elif isinstance(found, dict) and (shown := finding(found)):
-            findings.append(found | {"figure": figure_beside(path), **shown})
+    results = {path: read_json(path) for path in sorted((folder / "results").glob("*.json"))}
+    experiments = {path: found["records"] for path, found in results.items() if is_experiment(found)}
+    scores = {path: rows for path, found in results.items() if (rows := scores_by_layer(path, found))}
+    pictures = [path.with_name(f"{path.stem}_layer_weights.png") for path in experiments]
+    pictures += [path.with_suffix(".png") for path in scores]
     values = {
         "config": config,
         "name_to_load": name,
         "predicts_words": config.has_softmax and "ELMoForPreTraining" in (config.architectures or ()),
-        "plain_signs": read_json(tokenizer).get("plain_signs", False) if tokenizer.is_file() else False,
         "reads_bytes": config.char_vocab_size == Utf8Alphabet.size,
         "pretraining": run,
         "conversion": read_result(folder, "conversion"),
-        "experiments": experiments,
-        "findings": findings,
+        "experiments_table": experiments_table(experiments) if experiments else None,
+        "seeds": sorted({len(runs) for records in experiments.values() for runs in by_arm(records).values()}),
+        "layers_table": layers_table(scores.values(), config.num_hidden_layers + 1) if scores else None,
+        "pictures": {title_of(path): path.name for path in pictures if path.exists()},
+        "settings": run.get("settings"),
         **(pretraining_values(folder, config, run, evaluations) if run else {}),
     }
     return write_card(folder, name.rpartition("/")[2], "bilm_card.md", metadata, values)
@@ -79,15 +89,13 @@ def pretraining_values(
     folder: Path, config: ELMoConfig, run: dict[str, Any], evaluations: LogEntries
 ) -> dict[str, Any]:
     """The card's values about the training; also draws its curve."""
-    steps = [entry for entry in run["log"] if "loss" in entry or "sampled_loss" in entry]
-    last, trainings = steps[-1] if steps else {}, [*run.get("earlier_trainings", ()), run]
+    trainings = [*run.get("earlier_trainings", ()), run]
+    speeds = [entry["words_per_second"] for entry in run["log"] if "words_per_second" in entry]
     return {
         "has_curve": draw_curve(trainings, config, folder / "curve.png"),
         "trainings": [training_values(training) for training in trainings],
-        "changes": [each | {"settings": changed_settings(each, run)} for each in run.get("earlier_settings", ())],
-        "words_per_second": median(entry["words_per_second"] for entry in steps) if steps else None,
-        "last_training_step": last,
-        "last_loss_kind": loss_kind("sampled_loss" if "sampled_loss" in last else "loss", config),
+        "changed_at": [f"{each['until_step']:,}" for each in run.get("earlier_settings", ())],
+        "words_per_second": median(speeds) if speeds else None,
         **perplexity_values(run, evaluations),
     }
 
@@ -100,15 +108,8 @@ def training_values(run: dict[str, Any]) -> dict[str, Any]:
     return {"data": run["data"], **last, "perplexity": found.get("perplexity")}
 
 
-def changed_settings(earlier: dict[str, Any], run: dict[str, Any]) -> list[str]:
-    """The names and earlier values of the settings that a resumed run changed."""
-    before, after = earlier["settings"], run["settings"]
-    names = sorted(name for name in after.keys() | before if after.get(name) != before.get(name))
-    return [f"{name} {one_line(before.get(name, '(default)'))}" for name in names]
-
-
 def perplexity_values(run: dict[str, Any], evaluations: LogEntries) -> dict[str, Any]:
-    """The published perplexity, the one before the training, and the table of evaluations."""
+    """The published perplexity and the one before the training."""
     if not evaluations:
         return {}
     step = run["published_step"]
@@ -120,17 +121,7 @@ def perplexity_values(run: dict[str, Any], evaluations: LogEntries) -> dict[str,
         "perplexity": found,
         "perplexity_before": start["perplexity"] if run["base_model"] and is_comparable else None,
         "lowest_of": len(others) + 1 if is_lowest else None,  # a minimum is slightly too low, and the card says so
-        "evaluations": thinned(evaluations, found),
     }
-
-
-def thinned(evaluations: LogEntries, found: dict[str, Any]) -> LogEntries:
-    """At most `MOST_EVALUATIONS` entries, evenly over the run, including the first, the last and `found`."""
-    last, gaps = len(evaluations) - 1, MOST_EVALUATIONS - 2
-    if last < MOST_EVALUATIONS:
-        return evaluations
-    kept = {round(place * last / gaps) for place in range(gaps + 1)}
-    return [entry for index, entry in enumerate(evaluations) if index in kept or entry is found]
 
 
 def is_experiment(found: Any) -> bool:
@@ -140,28 +131,53 @@ def is_experiment(found: Any) -> bool:
     return is_list and all(isinstance(each, dict) and {"arm", "metrics"} <= set(each) for each in records)
 
 
-def experiment_values(path: Path, records: list[dict[str, Any]]) -> dict[str, Any]:
-    return {
-        "title": path.stem.replace("_", " "),
-        "metric": records[0]["metric"].replace("_", " "),
-        "is_percent": records[0]["metric"] not in ERRORS,
-        "settings": records[0].get("settings", {}),
-        "splits": list(records[0]["metrics"]),
-        "table": summary_table(records),
-        "figure": figure_beside(path, "_layer_weights"),
-    }
+def experiments_table(experiments: dict[Path, list[RunRecord]]) -> str:
+    """A row per experiment with its scores on the last split, and a column per arm."""
+    arms = {path: by_arm(records) for path, records in experiments.items()}
+    names = list(dict.fromkeys(chain.from_iterable(arms.values())))
+    rows = [["task", *names]]
+    for path, records in experiments.items():
+        metric, splits, settings = records[0]["metric"], splits_of(records), records[0].get("settings", {})
+        selects = settings.get("load_best_model_at_end") and splits == ["validation"]
+        notes = {
+            f"on {splits[-1]}{', which selected the epoch' if selects else ''}": splits[-1] != "test",
+            "linear layer": settings.get("head") == "linear",
+            "biLM trained": not settings.get("freeze_bilm", True),
+            settings.get("word_vectors"): settings.get("word_vectors"),
+        }
+        title = [title_of(path), metric.replace("_", " "), *(note for note in notes if notes[note])]
+        cells = (score_cell(scores_on(arms[path].get(name, ()), splits[-1], metric), metric) for name in names)
+        rows.append([", ".join(title), *(cell.replace(" ", "") for cell in cells)])
+    return markdown_table(rows)
 
 
-def finding(result: dict[str, Any]) -> dict[str, Any] | None:
-    """The kind and the table of a result of `elmo senses`, `elmo probe` or `elmo neighbors`; `None` for others."""
-    if "same_sense" in result:
-        return {"kind": "senses", "table": sense_table(result)}
-    if "metric" in result and any("scores" in result.get(split, ()) for split in ("validation", "test")):
-        return {"kind": "probe", "table": probe_table(result)}
-    return {"kind": "neighbors"} if {"word", "layer", "queries", "uses"} <= result.keys() else None
+def scores_by_layer(path: Path, found: Any) -> dict[str, dict[str, float]]:
+    """The rows of a result of `elmo senses`, `elmo probe` or `elmo pairs` by their titles; none of other results."""
+    rows: dict[str, dict[str, float]] = {}
+    if isinstance(found, dict) and "same_sense" in found:
+        means = found.get("disambiguation", {})
+        rows["nearest use has the same sense"] = found["same_sense"]
+        rows[f"sense with the nearest mean vector{', else the first' if 'first sense' in means else ''}"] = means
+    elif isinstance(found, dict) and "metric" in found:
+        for split in ("validation", "test"):
+            if "scores" in found.get(split, ()):
+                scores = {name: each[found["metric"]] for name, each in found[split]["scores"].items()}
+                rows = {f"{found['metric']} of a linear layer on {split}": scores}
+    elif isinstance(found, dict) and "both" in (found.get("all") or ()):
+        rows["accuracy"] = {"both directions": found["all"]["both"]}
+    return {f"{title_of(path)}: {name}": scores for name, scores in rows.items() if scores}
 
 
-def figure_beside(path: Path, suffix: str = "") -> str | None:
-    """The picture of a result, relative to the checkpoint's folder."""
-    figure = path.with_name(f"{path.stem}{suffix}.png")
-    return f"results/{figure.name}" if figure.exists() else None
+def layers_table(results: Iterable[dict[str, dict[str, float]]], layers: int) -> str:
+    """A row per measure: the scores of the layers, and in the last column those of all others, such as baselines."""
+    names = layer_names(layers)
+    table = [["", *names, "others"]]
+    for title, scores in chain.from_iterable(rows.items() for rows in results):
+        cells = {name: f"{100 * score:.1f}" for name, score in scores.items() if name not in NO_SCORES}
+        others = ", ".join(f"{name} {cell}" for name, cell in cells.items() if name not in names)
+        table.append([title, *(cells.get(name, "") for name in names), others])
+    return markdown_table(table)
+
+
+def title_of(path: Path) -> str:
+    return path.stem.replace("_", " ")
