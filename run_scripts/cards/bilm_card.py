@@ -5,8 +5,6 @@ It reads `results/`: `pretraining.json` has the settings, text and log of a biLM
 `elmo probe` and `elmo pairs` may be there too, under any name.
 """
 
-from collections.abc import Iterable
-from itertools import chain
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -21,7 +19,6 @@ from modeling_elmo.run_scripts.cards.tables import (
     RunRecord,
     by_arm,
     layer_names,
-    markdown_table,
     one_line,
     score_cell,
     scores_on,
@@ -47,11 +44,12 @@ def write_bilm_card(folder: Path, name: str) -> Path:
         "eval_results": [perplexity_result(run, evaluations)] if evaluations else None,
         "base_model": run.get("base_model_on_hub"),
     }
-    results = {path: read_json(path) for path in sorted((folder / "results").glob("*.json"))}
-    experiments = {path: found["records"] for path, found in results.items() if is_experiment(found)}
-    scores = {path: rows for path, found in results.items() if (rows := scores_by_layer(path, found))}
-    pictures = [path.with_name(f"{path.stem}_layer_weights.png") for path in experiments]
-    pictures += [path.with_suffix(".png") for path in scores]
+    found = {path.stem: read_json(path) for path in sorted((folder / "results").glob("*.json"))}
+    results = {name: result for name, result in found.items() if isinstance(result, dict)}
+    experiments = {name: result["records"] for name, result in results.items() if is_experiment(result)}
+    scores = {title: row for name, result in results.items() for title, row in scores_by_layer(name, result).items()}
+    pictures = [f"{name}_layer_weights" for name in experiments]
+    pictures += [name for name, result in results.items() if "same_sense" in result]
     values = {
         "config": config,
         "name_to_load": name,
@@ -59,10 +57,12 @@ def write_bilm_card(folder: Path, name: str) -> Path:
         "reads_bytes": config.char_vocab_size == Utf8Alphabet.size,
         "pretraining": run,
         "conversion": read_result(folder, "conversion"),
-        "experiments_table": experiments_table(experiments) if experiments else None,
+        "experiments": [experiment_values(name, records) for name, records in experiments.items()],
+        "arms": list(dict.fromkeys(record["arm"] for records in experiments.values() for record in records)),
         "seeds": sorted({len(runs) for records in experiments.values() for runs in by_arm(records).values()}),
-        "layers_table": layers_table(scores.values(), config.num_hidden_layers + 1) if scores else None,
-        "pictures": {title_of(path): path.name for path in pictures if path.exists()},
+        "layers": layer_names(config.num_hidden_layers + 1),
+        "scores_by_layer": scores,
+        "pictures": [name for name in pictures if (folder / "results" / f"{name}.png").exists()],
         "settings": run.get("settings"),
         **(pretraining_values(folder, config, run, evaluations) if run else {}),
     }
@@ -124,60 +124,33 @@ def perplexity_values(run: dict[str, Any], evaluations: LogEntries) -> dict[str,
     }
 
 
-def is_experiment(found: Any) -> bool:
+def is_experiment(result: dict[str, Any]) -> bool:
     """Whether a fine-tuning run wrote this result; the folder may hold any other JSON."""
-    records = found.get("records") if isinstance(found, dict) else None
+    records = result.get("records")
     is_list = isinstance(records, list) and bool(records)
     return is_list and all(isinstance(each, dict) and {"arm", "metrics"} <= set(each) for each in records)
 
 
-def experiments_table(experiments: dict[Path, list[RunRecord]]) -> str:
-    """A row per experiment with its scores on the last split, and a column per arm."""
-    arms = {path: by_arm(records) for path, records in experiments.items()}
-    names = list(dict.fromkeys(chain.from_iterable(arms.values())))
-    rows = [["task", *names]]
-    for path, records in experiments.items():
-        metric, splits, settings = records[0]["metric"], splits_of(records), records[0].get("settings", {})
-        selects = settings.get("load_best_model_at_end") and splits == ["validation"]
-        notes = {
-            f"on {splits[-1]}{', which selected the epoch' if selects else ''}": splits[-1] != "test",
-            "linear layer": settings.get("head") == "linear",
-            "biLM trained": not settings.get("freeze_bilm", True),
-            settings.get("word_vectors"): settings.get("word_vectors"),
-        }
-        title = [title_of(path), metric.replace("_", " "), *(note for note in notes if notes[note])]
-        cells = (score_cell(scores_on(arms[path].get(name, ()), splits[-1], metric), metric) for name in names)
-        rows.append([", ".join(title), *(cell.replace(" ", "") for cell in cells)])
-    return markdown_table(rows)
+def experiment_values(name: str, records: list[RunRecord]) -> dict[str, Any]:
+    """The row of an experiment, with its scores on the last split."""
+    metric, split = records[0]["metric"], splits_of(records)[-1]
+    cells = {arm: score_cell(scores_on(runs, split, metric), metric) for arm, runs in by_arm(records).items()}
+    return {"name": name, "metric": metric, "split": split, "cells": cells, "settings": records[0].get("settings", {})}
 
 
-def scores_by_layer(path: Path, found: Any) -> dict[str, dict[str, float]]:
+def scores_by_layer(name: str, result: dict[str, Any]) -> dict[str, dict[str, float]]:
     """The rows of a result of `elmo senses`, `elmo probe` or `elmo pairs` by their titles; none of other results."""
     rows: dict[str, dict[str, float]] = {}
-    if isinstance(found, dict) and "same_sense" in found:
-        means = found.get("disambiguation", {})
-        rows["nearest use has the same sense"] = found["same_sense"]
+    if "same_sense" in result:
+        means = result.get("disambiguation", {})
+        rows["nearest use has the same sense"] = result["same_sense"]
         rows[f"sense with the nearest mean vector{', else the first' if 'first sense' in means else ''}"] = means
-    elif isinstance(found, dict) and "metric" in found:
+    elif "metric" in result:
         for split in ("validation", "test"):
-            if "scores" in found.get(split, ()):
-                scores = {name: each[found["metric"]] for name, each in found[split]["scores"].items()}
-                rows = {f"{found['metric']} of a linear layer on {split}": scores}
-    elif isinstance(found, dict) and "both" in (found.get("all") or ()):
-        rows["accuracy"] = {"both directions": found["all"]["both"]}
-    return {f"{title_of(path)}: {name}": scores for name, scores in rows.items() if scores}
-
-
-def layers_table(results: Iterable[dict[str, dict[str, float]]], layers: int) -> str:
-    """A row per measure: the scores of the layers, and in the last column those of all others, such as baselines."""
-    names = layer_names(layers)
-    table = [["", *names, "others"]]
-    for title, scores in chain.from_iterable(rows.items() for rows in results):
-        cells = {name: f"{100 * score:.1f}" for name, score in scores.items() if name not in NO_SCORES}
-        others = ", ".join(f"{name} {cell}" for name, cell in cells.items() if name not in names)
-        table.append([title, *(cells.get(name, "") for name in names), others])
-    return markdown_table(table)
-
-
-def title_of(path: Path) -> str:
-    return path.stem.replace("_", " ")
+            if "scores" in result.get(split, ()):
+                scores = {place: each[result["metric"]] for place, each in result[split]["scores"].items()}
+                rows = {f"{result['metric']} of a linear layer on {split}": scores}
+    elif "both" in (result.get("all") or ()):
+        rows["accuracy"] = {"both directions": result["all"]["both"]}
+    kept = {title: {place: row[place] for place in row if place not in NO_SCORES} for title, row in rows.items() if row}
+    return {f"{name}: {title}": row for title, row in kept.items()}
