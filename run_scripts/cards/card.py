@@ -37,7 +37,7 @@ class CardArguments:
     license: str | None = option(None, "License of the weights, by its name on the Hub: cc-by-sa-4.0, mit, other.")
     license_reason: str | None = option(None, "Sentence that explains the license.")
     dataset_tags: list[str] = option([], "Names on the Hub of the training data.")
-    data_statement: str | None = option(None, "Markdown file about the data: sources, licences, people in it.")
+    data_statement: str | None = option(None, "Markdown file about the data: sources, licenses, people in it.")
     citation: str | None = option(None, "Markdown file that says how to cite the checkpoint.")
     example: list[str] = option(
         [], "One or two texts for the example, in the language of the model; a question is the last."
