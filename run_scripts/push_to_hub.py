@@ -13,7 +13,14 @@ from pathlib import Path
 from transformers.utils import logging
 
 from modeling_elmo.conversion.files import staged
-from modeling_elmo.run_scripts.cards.publishing import PushArguments, assemble, files_to_upload, push, verify
+from modeling_elmo.run_scripts.cards.publishing import (
+    PushArguments,
+    assemble,
+    files_to_upload,
+    missing_facts,
+    push,
+    verify,
+)
 from modeling_elmo.run_scripts.program.command_line import ProgramParser, run
 
 
@@ -27,7 +34,7 @@ def main(arguments: list[str] | None = None) -> Path | None:
         paths = files_to_upload(folder)
         sizes = [(folder / path).stat().st_size for path in paths]
         print(*(f"{size:>12,}  {path}" for size, path in zip(sizes, paths, strict=True)), sep="\n")
-        print(f"{sum(sizes):>12,}  bytes in {len(paths)} files")
+        print(f"{sum(sizes):>12,}  bytes in {len(paths)} files", *missing_facts(folder), sep="\n")
         if parsed.output_dir:
             with staged(Path(parsed.output_dir)) as copy:
                 shutil.copytree(folder, copy, copy_function=shutil.copyfile)  # safetensors lets only the owner read

@@ -4,7 +4,6 @@ After a change of a template, put there what these tests write. test_run_pretrai
 """
 
 import math
-import re
 import sys
 from pathlib import Path
 
@@ -99,14 +98,6 @@ def write(folder, log=LOG, config=None, name="elmo-xy", **changes) -> str:
     return write_bilm_card(folder, name).read_text(encoding="utf-8")
 
 
-NEIGHBORS = {
-    "word": "play",
-    "layer": "top",
-    "text": ["a.txt"],
-    "uses": 1234,
-    "seed": 7,
-    "queries": [{"use": "We [play] |", "neighbors": [[0.875, "They [play] *"]]}],
-}
 SENSES = {
     "train": {"file": "a.data.xml", "instances": 9},
     "same_sense": {"lemmas": 3, "instances": 8, "chance": 0.25, "first sense": 0.5, "token layer": 0.375},
@@ -128,7 +119,8 @@ def trained_further(folder: Path) -> str:
         write_result(folder, name, {"records": records})
     for number, other in enumerate(({"records": [1, 2]}, {"records": 3}, [4], {"records": [{"arm": "a"}]})):
         write_result(folder, f"of_another_tool_{number}", other)
-    write_result(folder, "nearest_neighbors_play", NEIGHBORS)
+    write_result(folder, "nearest_neighbors_play", {"word": "play", "layer": "top", "queries": [], "uses": 12})
+    write_result(folder, "pairs_BLiMP", {"all": {"pairs": 8, "forward": 0.5, "backward": 0.75, "both": 0.625}})
     write_result(folder, "word_senses", SENSES)
     (folder / "results" / "word_senses.png").write_bytes(b"")
     earlier = [{"until_step": 1050, "settings": {"learning_rate": 0.1, "train_file": ["a", "b"], "fp16": True}}]
@@ -145,8 +137,6 @@ def word_level(folder: Path) -> str:
     write_result(folder, "data", {"records": records})
     errors = record("elmo", 1, 0) | {"metric": "mse", "metrics": {"dev": {"mse": 0.5}}}
     write_result(folder, "losses", {"records": [errors]})
-    drawn = NEIGHBORS | {"uses": 2000, "uses_in_text": 54321, "queries": [{"use": "/ [play] /", "neighbors": []}]}
-    write_result(folder, "play", drawn)
     wrong = {name: value for name, value in SENSES["disambiguation"].items() if name != "first sense"}
     write_result(folder, "senses", SENSES | {"disambiguation": wrong})
     scores = {"most frequent tag": {"accuracy": 0.5}, "biLSTM 1": {"accuracy": 0.925}}
@@ -183,7 +173,7 @@ def test_cards(make, tmp_path):
 
 def test_conditions_of_the_perplexity(tmp_path):
     """What was measured on another text is no comparison, and the lowest of one evaluation is no choice."""
-    assert "7,000.13 before the training -> **250.38**" in write(tmp_path, base_model="someone/elmo")
+    assert "**250.38** (forward 312.97, backward 200.30), from 7,000.13 before" in write(tmp_path, base_model="a/b")
     other_text = [evaluation(0, 7000.126, predictions=5), *LOG[1:]]
     for changes in (
         {},
@@ -191,18 +181,15 @@ def test_conditions_of_the_perplexity(tmp_path):
         {"log": other_text, "base_model": "someone/elmo"},
     ):
         assert "before the training" not in write(tmp_path, **changes)
-    assert "lowest of 2 evaluations, chosen on this same text" in write(tmp_path)
+    assert "The perplexity is the lowest of 2 evaluations on this text, so it is slightly too low." in write(tmp_path)
     assert "lowest" not in write(tmp_path, published_step=150) + write(tmp_path, log=LOG[:4])
 
 
-@pytest.mark.parametrize("count", [12, 13, 100])
-def test_long_logs_are_thinned(tmp_path, count):
-    card = write(tmp_path, log=[evaluation(step, 100.0 + step) for step in range(count)], published_step=7)
-    steps = re.findall(r"^\| (\d+)(?: \(published\))? \|", card, re.MULTILINE)
-    numbers = list(map(int, steps))
-    assert 11 <= len(numbers) <= 12 and {0, 7, count - 1} <= set(numbers) and numbers == sorted(set(numbers))
-    assert max(after - before for before, after in zip(numbers, numbers[1:], strict=False)) <= 1 + count // 11
-    assert card.count("(published)") == 1
+def test_the_published_step_is_told_once(tmp_path):
+    """In the sentence on the perplexity, unless other weights were evaluated."""
+    assert "weights are those of step" not in write(tmp_path)
+    card = write(tmp_path, published_step=120)
+    assert "perplexity at step 150 is" in card and "The weights are those of step 120.\n" in card
 
 
 def test_front_matter_names_no_folder(tmp_path, monkeypatch):
@@ -222,5 +209,5 @@ def test_front_matter_names_no_folder(tmp_path, monkeypatch):
 @pytest.mark.parametrize("log", [[], LOG[1:3]], ids=["empty", "training only"])
 def test_logs_without_evaluations(tmp_path, log, with_matplotlib):
     text = write(tmp_path, log=log)
-    assert "It was not measured" in text and ModelCard.load(tmp_path / "README.md").data.metrics is None
-    assert ("words/s" in text) == (tmp_path / "curve.png").exists() == ("curve.png" in text) == bool(log)
+    assert "perplexity was not measured" in text and ModelCard.load(tmp_path / "README.md").data.metrics is None
+    assert ("words per second" in text) == (tmp_path / "curve.png").exists() == ("curve.png" in text) == bool(log)

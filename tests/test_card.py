@@ -6,6 +6,7 @@ from huggingface_hub import ModelCard
 from jinja2 import UndefinedError
 
 from modeling_elmo.run_scripts.cards.card import (
+    EXAMPLES,
     CardArguments,
     card_templates,
     hub_name,
@@ -47,7 +48,7 @@ def test_facts_that_the_author_states(tmp_path):
     (tmp_path / "cite.md").write_text("Cite *us*.\n", encoding="utf-8")
     assert not write_card_facts(tmp_path, CardArguments()) and read_result(tmp_path, "card") == {}
     card = ModelCard.load(write_card(tmp_path, "elmo", "card.md", {}, {}))
-    assert card.data.license is None and card.data.model_name is None and "No licence is recorded.\n" in card.text
+    assert card.data.license is None and card.data.model_name is None and "No license is recorded.\n" in card.text
     stated = CardArguments(language=["en"], license="a_b_", license_reason="So *is* it.", dataset_tags=["someone/text"])
     assert write_card_facts(tmp_path, stated)
     assert write_card_facts(tmp_path, CardArguments(citation=str(tmp_path / "cite.md")))
@@ -55,8 +56,37 @@ def test_facts_that_the_author_states(tmp_path):
     card = ModelCard.load(path)
     assert (card.data.license, card.data.language, card.data.datasets) == ("a_b_", ["en"], ["someone/text"])
     assert "\n# elmo \\*xy\\*\n" in card.text and "`a_b_`.\nSo *is* it.\n" in card.text
-    assert card.text.endswith("```\n\nCite *us*.\n")
-    assert not re.search("\n{3}", write_card(tmp_path, "a", "card.md", {}, {}).read_text().split("## Licence")[1])
+    assert card.text.endswith(".bib).\n\nCite *us*.\n")
+    assert not re.search("\n{3}", write_card(tmp_path, "a", "card.md", {}, {}).read_text().split("## License")[1])
+
+
+def test_the_example_is_in_the_language_of_the_model(tmp_path):
+    """A text of the author, or one of ours."""
+    for stated, expected in (
+        ({}, EXAMPLES["en"]),
+        ({"language": ["ko", "en"]}, EXAMPLES["ko"]),
+        ({"language": ["de"]}, EXAMPLES["en"]),
+        ({"language": ["de"], "example": ["Das Stück läuft .", "Wo?"]}, ["Das Stück läuft .", "Wo?"]),
+    ):
+        write_card_facts(tmp_path, CardArguments(**stated))
+        values: dict[str, object] = {}
+        write_card(tmp_path, "elmo", "card.md", {}, values)
+        assert values["examples"] == expected
+
+
+def test_settings_are_shown_as_they_are(tmp_path):
+    settings = {"config_overrides": '{"a": [[1,2]]}', "files": ["a_b", "c\n```"]}
+    card = write_card(tmp_path, "elmo", "card.md", {}, {"settings": settings}).read_text(encoding="utf-8")
+    assert '```text\nconfig_overrides={"a": [[1,2]]}\nfiles=a_b, c ```\n```\n' in card
+
+
+def test_the_card_names_the_oldest_supported_versions(tmp_path):
+    project = (Path(__file__).parents[1] / "pyproject.toml").read_text(encoding="utf-8")
+    oldest = [
+        re.search(rf"{name}>=([\d.]+)", project)[1] for name in ('requires-python = "', '"torch', '"transformers')
+    ]
+    versions = "Python {}, torch {} and transformers {}, or newer.".format(*oldest)
+    assert versions in write_card(tmp_path, "elmo", "card.md", {}, {}).read_text(encoding="utf-8")
 
 
 @pytest.mark.parametrize(

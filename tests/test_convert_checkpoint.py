@@ -39,7 +39,7 @@ def test_there_and_back_with_softmax_and_vocabulary(tmp_path, monkeypatch, capsy
     main([*ALLENNLP, *given, "--output_dir", "model"])
     assert "AutoModel.from_pretrained('model', trust_remote_code=True)" in capsys.readouterr().out
     card = Path("model", "README.md").read_text(encoding="utf-8")
-    assert "Converted from <https://example.org/~me/elmo>; not trained here.\n" in card and "license: mit\n" in card
+    assert "converted from <https://example.org/~me/elmo>, and not trained here.\n" in card and "license: mit\n" in card
     assert "35 of 35 arrays equal the original arrays bit for bit" in card
     assert "name = 'model'  # path of this folder" in card and "| lm_weights.hdf5 | " in card
     new = ["--weights", "w.hdf5", "--options", "o.json", "--vocabulary", "v2.txt", "--softmax", "s2.hdf5"]

@@ -120,9 +120,36 @@ def test_a_card_stays_unless_it_is_given_new_facts(folder, trusting):
     new = send(folder, "--output_dir", str(folder.parent / "new"), *facts)
     card = ModelCard.load(new / "README.md")
     assert (card.data.license, card.data.language) == ("mit", ["en", "ko"]) and "By hand" not in card.text
-    assert card.text.startswith("\n# elmo-xy\n") and "## Data\n\nFrom speeches.\n" in card.text
+    assert card.text.startswith("\n# elmo-xy\n") and "## Training data\n\nFrom speeches.\n" in card.text
     again = send(new, "--output_dir", str(folder.parent / "again"), "--license_reason", "By choice.")
     assert "`mit`.\nBy choice.\n" in ModelCard.load(again / "README.md").text  # the earlier facts stay
+
+
+def test_missing_fields_of_the_card_are_told(folder, trusting, capsys):
+    """Whether a card is written by hand or by the program, and with how to state them; the folder is written."""
+    card = folder / "README.md"
+    license_line, language_line, example_line = (
+        "Warning: the card has no license. Pass it for a new card, as in `--license cc-by-sa-4.0`, or add a line",
+        "Warning: the card has no language. Pass it for a new card, as in `--language en`, or add a line such as "
+        "`language: en` to the front matter of README.md.",
+        "Warning: the card's example is English. Pass --example",
+    )
+    for front, options, expected in (
+        ("---\nlanguage: de\n---\n", [], [license_line]),
+        ("---\nlicense: mit\nlanguage: de\n---\n", [], []),
+        ("", [], [license_line, language_line]),
+        ("", ["--license", "mit"], [language_line]),
+        ("", ["--license", "mit", "--language", "en"], []),
+        ("", ["--license", "mit", "--language", "de"], [example_line]),
+        ("", ["--license", "mit", "--language", "de", "--example", "Das Stück läuft."], []),
+    ):
+        card.write_text(front + "By hand.\n", encoding="utf-8")
+        send(folder, *options)
+        lines = [line for line in capsys.readouterr().out.splitlines() if line.startswith("Warning")]
+        assert len(lines) == len(expected) and all(map(str.startswith, lines, expected))
+    card.write_text("---\nlicense: [\n---\n", encoding="utf-8")
+    with pytest.raises(ValueError, match=r"front matter of README\.md is not YAML: (?s:.*) Correct it\."):
+        send(folder)
 
 
 def test_pushing(folder, hub, trusting):
@@ -277,7 +304,7 @@ def test_a_base_model_without_a_card_gets_one(folder, trusting):
     ELMoModel.from_pretrained(folder).save_pretrained(folder)
     found = send(folder, "--output_dir", str(folder.parent / "assembled"))
     text = (found / "README.md").read_text(encoding="utf-8")
-    assert "No licence is recorded." in text and "AutoModelForPreTraining" not in text
+    assert "No license is recorded." in text and "AutoModelForPreTraining" not in text
     assert json.loads((found / "config.json").read_text())["architectures"] == ["ELMoModel"]
 
 

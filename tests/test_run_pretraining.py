@@ -163,7 +163,7 @@ def test_the_card_tells_what_a_resumed_run_changed(base, tmp_path):
     assert record["settings"] == first["settings"] | {"max_steps": 16}  # the model's options are still there
     assert record["earlier_settings"] == [{"until_step": 15, "settings": first["settings"]}]
     card = (tmp_path / "run" / "README.md").read_text(encoding="utf-8")
-    assert "Up to step 15 these were different: max_steps 15.\n" in card
+    assert "and the settings until step 15, which differ.\n" in card and "\nmax_steps=16\n" in card
 
 
 # Little text
@@ -217,13 +217,13 @@ def test_training_a_checkpoint_further(kind, base, tmp_path):
     if kind == "keep":
         assert first["perplexity"] == pytest.approx(measure(base).perplexity, rel=1e-6)
     card = (tmp_path / "run" / "README.md").read_text(encoding="utf-8")
-    assert f"{first['perplexity']:.2f} before the training" in card and f"{last['perplexity']:.2f}" in card
+    assert f"from {first['perplexity']:.2f} before the training" in card and f"{last['perplexity']:.2f}" in card
     assert "trained further from run" in card
     before, record = (read_result(folder / "run", "pretraining") for folder in (base, tmp_path))
     assert record["earlier_trainings"] == [{name: before[name] for name in before if name != "earlier_trainings"}]
     epochs = [each["log"][-1]["epoch"] for each in (before, record)]
-    for row, epoch in zip(re.findall(r".*\| .* million \|.*", card), epochs, strict=True):
-        assert f"| {epoch * before['data']['words'] / 1e6:.1f} million | {epoch:.2f} | " in row
+    for line, epoch in zip(re.findall(r"^- .* epochs, .*", card, re.MULTILINE), epochs, strict=True):
+        assert f": {epoch * before['data']['words'] / 1e6:.1f} million words, {epoch:.2f} epochs, " in line
     after = measure(tmp_path)
     assert after.perplexity == pytest.approx(last["perplexity"], rel=1e-6)
     assert after.vocabulary_size == last["vocabulary_size"] == run.plain_model.config.vocab_size
@@ -282,7 +282,7 @@ def test_the_published_folder(base):
     weights = contents(folder / f"checkpoint-{best}")[0]
     assert_same(load_file(folder / "model.safetensors"), weights)
     card = (folder / "README.md").read_text(encoding="utf-8")
-    assert f"The weights are those of step {best}" in card and f"{evaluations[best]:.2f}" in card
+    assert f"perplexity at step {best} is **{evaluations[best]:.2f}**" in card
     assert not list(folder.glob(".*")) and not (folder / "training_state.pt").exists()
 
 

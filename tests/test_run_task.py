@@ -166,7 +166,7 @@ def test_answers(place):
         assert np.log(found["score"]) == pytest.approx(row["log_probability"], abs=1e-3)
     assert equal >= len(rows) - 2  # spans of a young model may be equally probable
     card = (folder / "README.md").read_text(encoding="utf-8")
-    assert "BiDAF with self-attention" in card and "pipe(question=" in card and "at its input and output" in card
+    assert "BiDAF with self-attention" in card and "pipe(question=" in card and "At the input and output" in card
 
 
 def test_roles(place):

@@ -10,6 +10,7 @@ import pytest
 import torch
 from clean_python import run
 from safetensors.torch import load_file
+from test_readme import words_per_sentence
 from transformers import AutoModel, AutoTokenizer
 
 from modeling_elmo import ELMoConfig, ELMoModel, ELMoTokenizer
@@ -65,6 +66,13 @@ def test_the_card_is_made_of_what_was_recorded(folder, tmp_path):
     assert f"**{best:.2f}**" in card and "license: cc-by-sa-4.0" in card
     for picture in re.findall(r"!\[.*?\]\((.*?)\)", card):
         assert (folder / picture).is_file()
+
+
+@each
+def test_the_card_is_short(folder):
+    """In words without the front matter, and in words per sentence."""
+    text = (folder / "README.md").read_text(encoding="utf-8").split("---\n", 2)[2]
+    assert len(text.split()) <= 700 and 13 <= words_per_sentence(text) <= 19
 
 
 @pytest.mark.slow

@@ -1,8 +1,8 @@
 """The card of a biLM: how it was trained or converted, its perplexity, and what its vectors encode.
 
 It reads `results/`: `pretraining.json` has the settings, text and log of a biLM that was trained here, and
-`conversion.json` the origin and the check of one that was converted. Experiments, nearest neighbours and word senses
-may be there too, under any name.
+`conversion.json` the origin and the check of one that was converted. Experiments, and results of `elmo senses`,
+`elmo probe` and `elmo pairs` may be there too, under any name.
 """
 
 from pathlib import Path
@@ -13,12 +13,20 @@ from huggingface_hub import EvalResult
 
 from modeling_elmo import ELMoConfig
 from modeling_elmo.run_scripts.cards.card import read_result, write_card
-from modeling_elmo.run_scripts.cards.figures import LogEntries, draw_curve, loss_kind
-from modeling_elmo.run_scripts.cards.tables import ERRORS, one_line, probe_table, sense_table, summary_table
+from modeling_elmo.run_scripts.cards.figures import LogEntries, draw_curve
+from modeling_elmo.run_scripts.cards.tables import (
+    NO_SCORES,
+    RunRecord,
+    by_arm,
+    layer_names,
+    one_line,
+    score_cell,
+    scores_on,
+    splits_of,
+)
 from modeling_elmo.run_scripts.program.files import read_json
 from modeling_elmo.tokenization.elmo_characters import Utf8Alphabet
 
-MOST_EVALUATIONS = 12  # rows of the card's table
 SAME_PROTOCOL = ("predictions", "vocabulary_size", "protocol")  # perplexities that differ here cannot be compared
 
 
@@ -28,7 +36,6 @@ def write_bilm_card(folder: Path, name: str) -> Path:
     The example loads `name`, a folder or a repository on the Hub, whose last part is the title.
     """
     config, run = ELMoConfig.from_pretrained(folder), read_result(folder, "pretraining")
-    tokenizer = folder / "tokenizer_config.json"
     evaluations = [entry for entry in run.get("log", ()) if "perplexity" in entry]
     metadata = {
         "pipeline_tag": "feature-extraction",
@@ -37,23 +44,26 @@ def write_bilm_card(folder: Path, name: str) -> Path:
         "eval_results": [perplexity_result(run, evaluations)] if evaluations else None,
         "base_model": run.get("base_model_on_hub"),
     }
-    experiments, findings = [], []
-    for path in sorted((folder / "results").glob("*.json")):
-        found = read_json(path)
-        if is_experiment(found):
-            experiments.append(experiment_values(path, found["records"]))
-        elif isinstance(found, dict) and (shown := finding(found)):
-            findings.append(found | {"figure": figure_beside(path), **shown})
+    found = {path.stem: read_json(path) for path in sorted((folder / "results").glob("*.json"))}
+    results = {name: result for name, result in found.items() if isinstance(result, dict)}
+    experiments = {name: result["records"] for name, result in results.items() if is_experiment(result)}
+    scores = {title: row for name, result in results.items() for title, row in scores_by_layer(name, result).items()}
+    pictures = [f"{name}_layer_weights" for name in experiments]
+    pictures += [name for name, result in results.items() if "same_sense" in result]
     values = {
         "config": config,
         "name_to_load": name,
         "predicts_words": config.has_softmax and "ELMoForPreTraining" in (config.architectures or ()),
-        "plain_signs": read_json(tokenizer).get("plain_signs", False) if tokenizer.is_file() else False,
         "reads_bytes": config.char_vocab_size == Utf8Alphabet.size,
         "pretraining": run,
         "conversion": read_result(folder, "conversion"),
-        "experiments": experiments,
-        "findings": findings,
+        "experiments": [experiment_values(name, records) for name, records in experiments.items()],
+        "arms": list(dict.fromkeys(record["arm"] for records in experiments.values() for record in records)),
+        "seeds": sorted({len(runs) for records in experiments.values() for runs in by_arm(records).values()}),
+        "layers": layer_names(config.num_hidden_layers + 1),
+        "scores_by_layer": scores,
+        "pictures": [name for name in pictures if (folder / "results" / f"{name}.png").exists()],
+        "settings": run.get("settings"),
         **(pretraining_values(folder, config, run, evaluations) if run else {}),
     }
     return write_card(folder, name.rpartition("/")[2], "bilm_card.md", metadata, values)
@@ -79,15 +89,13 @@ def pretraining_values(
     folder: Path, config: ELMoConfig, run: dict[str, Any], evaluations: LogEntries
 ) -> dict[str, Any]:
     """The card's values about the training; also draws its curve."""
-    steps = [entry for entry in run["log"] if "loss" in entry or "sampled_loss" in entry]
-    last, trainings = steps[-1] if steps else {}, [*run.get("earlier_trainings", ()), run]
+    trainings = [*run.get("earlier_trainings", ()), run]
+    speeds = [entry["words_per_second"] for entry in run["log"] if "words_per_second" in entry]
     return {
         "has_curve": draw_curve(trainings, config, folder / "curve.png"),
         "trainings": [training_values(training) for training in trainings],
-        "changes": [each | {"settings": changed_settings(each, run)} for each in run.get("earlier_settings", ())],
-        "words_per_second": median(entry["words_per_second"] for entry in steps) if steps else None,
-        "last_training_step": last,
-        "last_loss_kind": loss_kind("sampled_loss" if "sampled_loss" in last else "loss", config),
+        "changed_at": [f"{each['until_step']:,}" for each in run.get("earlier_settings", ())],
+        "words_per_second": median(speeds) if speeds else None,
         **perplexity_values(run, evaluations),
     }
 
@@ -100,15 +108,8 @@ def training_values(run: dict[str, Any]) -> dict[str, Any]:
     return {"data": run["data"], **last, "perplexity": found.get("perplexity")}
 
 
-def changed_settings(earlier: dict[str, Any], run: dict[str, Any]) -> list[str]:
-    """The names and earlier values of the settings that a resumed run changed."""
-    before, after = earlier["settings"], run["settings"]
-    names = sorted(name for name in after.keys() | before if after.get(name) != before.get(name))
-    return [f"{name} {one_line(before.get(name, '(default)'))}" for name in names]
-
-
 def perplexity_values(run: dict[str, Any], evaluations: LogEntries) -> dict[str, Any]:
-    """The published perplexity, the one before the training, and the table of evaluations."""
+    """The published perplexity and the one before the training."""
     if not evaluations:
         return {}
     step = run["published_step"]
@@ -120,48 +121,36 @@ def perplexity_values(run: dict[str, Any], evaluations: LogEntries) -> dict[str,
         "perplexity": found,
         "perplexity_before": start["perplexity"] if run["base_model"] and is_comparable else None,
         "lowest_of": len(others) + 1 if is_lowest else None,  # a minimum is slightly too low, and the card says so
-        "evaluations": thinned(evaluations, found),
     }
 
 
-def thinned(evaluations: LogEntries, found: dict[str, Any]) -> LogEntries:
-    """At most `MOST_EVALUATIONS` entries, evenly over the run, including the first, the last and `found`."""
-    last, gaps = len(evaluations) - 1, MOST_EVALUATIONS - 2
-    if last < MOST_EVALUATIONS:
-        return evaluations
-    kept = {round(place * last / gaps) for place in range(gaps + 1)}
-    return [entry for index, entry in enumerate(evaluations) if index in kept or entry is found]
-
-
-def is_experiment(found: Any) -> bool:
+def is_experiment(result: dict[str, Any]) -> bool:
     """Whether a fine-tuning run wrote this result; the folder may hold any other JSON."""
-    records = found.get("records") if isinstance(found, dict) else None
+    records = result.get("records")
     is_list = isinstance(records, list) and bool(records)
     return is_list and all(isinstance(each, dict) and {"arm", "metrics"} <= set(each) for each in records)
 
 
-def experiment_values(path: Path, records: list[dict[str, Any]]) -> dict[str, Any]:
-    return {
-        "title": path.stem.replace("_", " "),
-        "metric": records[0]["metric"].replace("_", " "),
-        "is_percent": records[0]["metric"] not in ERRORS,
-        "settings": records[0].get("settings", {}),
-        "splits": list(records[0]["metrics"]),
-        "table": summary_table(records),
-        "figure": figure_beside(path, "_layer_weights"),
-    }
+def experiment_values(name: str, records: list[RunRecord]) -> dict[str, Any]:
+    """The row of an experiment, with its scores on the last split."""
+    metric, split = records[0]["metric"], splits_of(records)[-1]
+    cells = {arm: score_cell(scores_on(runs, split, metric), metric) for arm, runs in by_arm(records).items()}
+    return {"name": name, "metric": metric, "split": split, "cells": cells, "settings": records[0].get("settings", {})}
 
 
-def finding(result: dict[str, Any]) -> dict[str, Any] | None:
-    """The kind and the table of a result of `elmo senses`, `elmo probe` or `elmo neighbors`; `None` for others."""
+def scores_by_layer(name: str, result: dict[str, Any]) -> dict[str, dict[str, float]]:
+    """The rows of a result of `elmo senses`, `elmo probe` or `elmo pairs` by their titles; none of other results."""
+    rows: dict[str, dict[str, float]] = {}
     if "same_sense" in result:
-        return {"kind": "senses", "table": sense_table(result)}
-    if "metric" in result and any("scores" in result.get(split, ()) for split in ("validation", "test")):
-        return {"kind": "probe", "table": probe_table(result)}
-    return {"kind": "neighbors"} if {"word", "layer", "queries", "uses"} <= result.keys() else None
-
-
-def figure_beside(path: Path, suffix: str = "") -> str | None:
-    """The picture of a result, relative to the checkpoint's folder."""
-    figure = path.with_name(f"{path.stem}{suffix}.png")
-    return f"results/{figure.name}" if figure.exists() else None
+        means = result.get("disambiguation", {})
+        rows["nearest use has the same sense"] = result["same_sense"]
+        rows[f"sense with the nearest mean vector{', else the first' if 'first sense' in means else ''}"] = means
+    elif "metric" in result:
+        for split in ("validation", "test"):
+            if "scores" in result.get(split, ()):
+                scores = {place: each[result["metric"]] for place, each in result[split]["scores"].items()}
+                rows = {f"{result['metric']} of a linear layer on {split}": scores}
+    elif "both" in (result.get("all") or ()):
+        rows["accuracy"] = {"both directions": result["all"]["both"]}
+    kept = {title: {place: row[place] for place in row if place not in NO_SCORES} for title, row in rows.items() if row}
+    return {f"{name}: {title}": row for title, row in kept.items()}

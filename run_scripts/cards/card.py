@@ -2,7 +2,7 @@
 
 A card repeats the records of `results/` and nothing else. Its sentences are in the templates of `model_cards/`:
 `card.md` is the frame, and `bilm_card.md` and `head_card.md` fill it. `results/card.json` holds facts that no run
-knows: language, licence, origin of the text.
+knows: language, license, origin of the text.
 """
 
 import re
@@ -21,6 +21,10 @@ from modeling_elmo.run_scripts.program.command_line import option
 from modeling_elmo.run_scripts.program.files import read_json, write_json
 
 TEMPLATES = Path(__file__).resolve().parents[2] / "model_cards"  # in a clone and in a wheel
+EXAMPLES = {  # by language: two sentences, and a question about the first
+    "en": ["The play was staged in Paris.", "It was a success.", "Where was the play staged?"],
+    "ko": ["배가 바다를 건넜다.", "바다는 넓다.", "배가 무엇을 건넜나?"],
+}
 
 
 @dataclass(kw_only=True)
@@ -30,11 +34,14 @@ class CardArguments:
     _argument_group_name = "options of the model card"
 
     language: list[str] = option([], "Languages of the text, as ISO 639 codes.")
-    license: str | None = option(None, "Licence of the weights, by its name on the Hub: cc-by-sa-4.0, mit, other.")
-    license_reason: str | None = option(None, "Sentence that explains the licence.")
+    license: str | None = option(None, "License of the weights, by its name on the Hub: cc-by-sa-4.0, mit, other.")
+    license_reason: str | None = option(None, "Sentence that explains the license.")
     dataset_tags: list[str] = option([], "Names on the Hub of the training data.")
-    data_statement: str | None = option(None, "Markdown file about the data: sources, licences, people in it.")
+    data_statement: str | None = option(None, "Markdown file about the data: sources, licenses, people in it.")
     citation: str | None = option(None, "Markdown file that says how to cite the checkpoint.")
+    example: list[str] = option(
+        [], "One or two texts for the example, in the language of the model; a question is the last."
+    )
 
     def __post_init__(self):
         for language in self.language:
@@ -75,6 +82,7 @@ def write_card(folder: Path, name: str, template: str, metadata: dict[str, Any],
     The Hub gets `metadata` beside the stated facts, and the template `values` beside `name` and `facts`.
     """
     facts = read_result(folder, "card")
+    values["examples"] = facts.get("example") or EXAMPLES.get((facts.get("language") or ["en"])[0], EXAMPLES["en"])
     data = ModelCardData(
         language=facts.get("language"),
         license=facts.get("license"),

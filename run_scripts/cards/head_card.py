@@ -50,7 +50,7 @@ def write_head_card(folder: Path, name: str, record: dict[str, Any] | None = Non
         "labels": None if tag in WITHOUT_LABELS else shown_labels(config, tag),
         "is_pair": "text_pair" in record["columns"] if record else config.classifier == "esim",
         "record": record,
-        "settings": record.get("settings", {}),
+        "settings": {name: value for name, value in record.get("settings", {}).items() if value},
         "metrics": list(dict.fromkeys(name for split in splits for name in numbers_on(record, split))),
         "best_was_selected": "validation" in splits and record["settings"]["load_best_model_at_end"],
         "layer_names": layer_names,

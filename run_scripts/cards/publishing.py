@@ -15,15 +15,16 @@ from pathlib import Path
 from typing import Literal
 
 import torch
-from huggingface_hub import HfApi
+from huggingface_hub import HfApi, metadata_load
 from huggingface_hub.utils import validate_repo_id
 from safetensors.torch import load_file
+from yaml import YAMLError
 
 import modeling_elmo
 from modeling_elmo import ELMoConfig, ELMoPreTrainedModel, ELMoTokenizer
 from modeling_elmo.configuration_elmo import SENTENCE_TRANSFORMERS_FILES
 from modeling_elmo.run_scripts.cards.bilm_card import write_bilm_card
-from modeling_elmo.run_scripts.cards.card import CardArguments, write_card_facts
+from modeling_elmo.run_scripts.cards.card import EXAMPLES, CardArguments, read_result, write_card_facts
 from modeling_elmo.run_scripts.cards.head_card import PIPELINE_TAGS, write_head_card
 from modeling_elmo.run_scripts.program.command_line import option
 from modeling_elmo.run_scripts.program.files import MODEL_FILES, check_model, load_pretrained, read_json
@@ -181,6 +182,23 @@ def largest_difference(here: torch.Tensor, there: torch.Tensor) -> float:
     differing = ~((here <= -1e3) & (there <= -1e3))
     scale = here[here > -1e3].square().mean().sqrt().clamp(min=1e-6)
     return max(((here - there)[differing].abs() / scale).nan_to_num(nan=torch.inf).tolist(), default=0.0)
+
+
+def missing_facts(folder: Path) -> list[str]:
+    """Warnings about the card: a field that the Hub shows and searches by is missing, or the example is foreign."""
+    try:
+        stated, facts = metadata_load(folder / "README.md") or {}, read_result(folder, "card")
+    except YAMLError as error:
+        raise ValueError(f"The front matter of README.md is not YAML: {error}. Correct it.") from error
+    warnings = [
+        f"Warning: the card has no {field}. Pass it for a new card, as in `--{field} {value}`, or add a line such as "
+        f"`{field}: {value}` to the front matter of README.md."
+        for field, value in {"license": "cc-by-sa-4.0", "language": "en"}.items()
+        if not stated.get(field)
+    ]
+    if facts.get("language", ["en"])[0] not in EXAMPLES and not facts.get("example"):
+        warnings.append("Warning: the card's example is English. Pass --example with a text in the model's language.")
+    return warnings
 
 
 def refuse_outside_links(folder: Path, paths: list[str]):

@@ -25,6 +25,7 @@ ERRORS = ("mse", "loss")  # lower is better; shown as they are, not in percent
 BASELINE_NAME = "baseline"  # the arm without ELMo
 MOST_ITEMS = 10  # of a list; a corpus may have hundreds of files
 SPECIAL = re.compile(r"[\\`*\[\]<>|~$&]|_(?![^\W_])|(?<![^\W_])_")  # an underscore inside a word is plain text
+NO_SCORES = ("lemmas", "instances", "unseen_lemmas")  # in the scores of `elmo senses`
 NEEDED_KEYS = ("task", "arm", "seed", "metric", "metrics")
 
 
@@ -238,7 +239,7 @@ def sense_table(senses: dict[str, Any], paper: dict[str, Any] | None = None) -> 
     """The result of `elmo senses`: a row per layer and baseline, a column per measure and of the paper."""
     measures = {"same sense@1": senses["same_sense"], "disambiguation": senses.get("disambiguation")}
     columns = {
-        measure: {name: score for name, score in scores.items() if name not in ("lemmas", "instances", "unseen_lemmas")}
+        measure: {name: score for name, score in scores.items() if name not in NO_SCORES}
         for measure, scores in measures.items()
         if scores
     }
