@@ -18,7 +18,7 @@ PROGRAMS = {
     "ner": ("run_task", "fine-tune a tagger: named entities, parts of speech"),
     "classify": ("run_task", "fine-tune a classifier of texts or pairs: sentiment, entailment"),
     "qa": ("run_task", "fine-tune a reader that answers questions about a text"),
-    "srl": ("run_task", "fine-tune a semantic role labeller: who did what to whom"),
+    "srl": ("run_task", "fine-tune a semantic role labeler: who did what to whom"),
     "coref": ("run_task", "fine-tune a coreference resolver: who is who in a document"),
     "reproduce": ("reproduce", "run the paper's experiments: baselines, ablations, several seeds"),
     "embed": ("embed", "write the vectors of every sentence of a file"),

@@ -1,4 +1,4 @@
-"""Semantic role labelling: the arguments of each predicate of a sentence, as in PropBank.
+"""Semantic role labeling: the arguments of each predicate of a sentence, as in PropBank.
 
 The data are PropBank's and CoNLL's columns, JSON lines or a data set. A row has the sentence's `tokens` and lists with
 an entry per predicate: `predicate_index`, its first word, from 0; `predicate_lemma` and `predicate_sense`, "" if
@@ -39,7 +39,7 @@ from modeling_elmo import ELMoForSemanticRoleLabeling, ELMoTokenizer
 from modeling_elmo.elmo_head_layers import decode_labels
 from modeling_elmo.modeling_elmo_roles import NO_WORD
 from modeling_elmo.pipeline_elmo import check_numbers, join_words
-from modeling_elmo.pipeline_elmo_roles import PREDICATE_ROLES, PredicateTags, labelled_sentence, role_spans
+from modeling_elmo.pipeline_elmo_roles import PREDICATE_ROLES, PredicateTags, labeled_sentence, role_spans
 from modeling_elmo.run_scripts.fine_tuning.data import (
     DataArguments,
     check_cell,
@@ -206,7 +206,7 @@ class SemanticRoles(Task):
         for example, (predicates, found) in zip(output.examples, self._read(output), strict=True):
             words = example["tokens"]
             text, characters = join_words(words)
-            record = labelled_sentence(text, words, characters, predicates)
+            record = labeled_sentence(text, words, characters, predicates)
             for verb, tags in zip(record["verbs"], example["predicate_tags"], strict=True):
                 verb["gold_tags"] = tags
             yield {**record, "predicates": example["predicate_index"], "predicted_predicates": found}
