@@ -13,7 +13,7 @@ PROGRAMS = {
     # name: (module in run_scripts, purpose)
     "pretrain": ("run_pretraining", "train a biLM on text, or continue the training of a checkpoint"),
     "perplexity": ("perplexity", "measure the perplexity of a biLM on held-out text"),
-    "pairs": ("minimal_pairs", "measure which sentence of a minimal pair is the more probable"),
+    "pairs": ("minimal_pairs", "measure how often a biLM prefers the good sentence of a pair"),
     "vocabulary": ("build_vocabulary", "count words and write the vocabulary of a biLM"),
     "ner": ("run_task", "fine-tune a tagger: named entities, parts of speech"),
     "classify": ("run_task", "fine-tune a classifier of texts or pairs: sentiment, entailment"),

@@ -546,5 +546,5 @@ def test_a_space_of_models_on_the_hub(tmp_path, monkeypatch):
     assert head["models"] == ["user/elmo"]
     other = tmp_path / "copies" / "elmo-small-ko"
     other.mkdir(parents=True)
-    with pytest.raises(ValueError, match="Two models or texts have one name: elmo-small-ko, elmo-small-ko"):
+    with pytest.raises(ValueError, match="Two models or texts have the same name: elmo-small-ko, elmo-small-ko"):
         explore.write_space(tmp_path / "other", [KOREAN, str(other)])

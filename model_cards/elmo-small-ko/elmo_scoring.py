@@ -72,7 +72,7 @@ class ELMoScoringMixin:
         """
         batch, hidden = self._read_both_ways(character_ids, input_ids, attention_mask, initial_states)
         if input_ids is None:
-            raise ValueError("Scores are scores of words: pass `input_ids` with `character_ids`.")
+            raise ValueError("Words are scored by their ids: pass `input_ids` with `character_ids`.")
         scores = []
         for direction, hidden_NP in enumerate(hidden):
             here_M, there_M = neighbor_tokens(direction, batch)

@@ -108,7 +108,7 @@ def build_page(models: Sequence[str], corpus: Sequence[str] = (), trust_remote_c
 
     Args:
         models: folders or Hub names of biLMs and of trained heads.
-        corpus: text files, folders or patterns, one sentence a line, to look for uses of a word in.
+        corpus: text files, folders or patterns, one sentence per line, to search for uses of a word.
     """
     text = Corpus.from_files(corpus) if corpus else None
     opened = [open_model(name, trust_remote_code) for name in models]

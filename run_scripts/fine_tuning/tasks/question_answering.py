@@ -87,8 +87,8 @@ class QuestionAnswering(Task):
             if self.trained_on_unanswered not in (found, None):
                 having, lacking = (split, "train") if found else ("train", split)
                 raise ValueError(
-                    f"Split {having!r} has questions without an answer, but {lacking!r} has none: SQuAD 2.0 beside "
-                    "1.1. Pass splits of one version; from a part of 2.0, pass more rows."
+                    f"Split {having!r} has questions without an answer, but {lacking!r} has none, as if SQuAD "
+                    "2.0 and 1.1 were mixed. Pass splits of one version; from a part of 2.0, pass more rows."
                 )
 
     def words(self, split: Dataset, tokenizer: ELMoTokenizer) -> Iterable[list[str]]:
