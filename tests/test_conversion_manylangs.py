@@ -320,7 +320,7 @@ def test_pickles_that_are_refused(tmp_path, is_zip):
     file, run = tmp_path / "encoder.pkl", tmp_path / "run"
     array = torch.zeros(2, 3)
     for content, message in [
-        ({"a": array, "b": Command(run)}, "is refused"),
+        ({"a": array, "b": Command(run)}, "more than tensors"),
         ([array], "not list"),
         ({"a": 1}, "not a"),
         ({"a": array.double()}, "not a"),
