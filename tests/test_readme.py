@@ -170,7 +170,7 @@ def test_scores_of_tasks_are_those_of_the_results():
 
 
 def test_the_map_names_every_folder():
-    named = re.findall(r"^\| `([\w/]+)/` \|", DOCUMENTS["CONTRIBUTING.md"], re.MULTILINE)
+    named = re.findall(r"^- `([\w/]+)/`: ", DOCUMENTS["CONTRIBUTING.md"], re.MULTILINE)
     code = {
         path.parent
         for folder in ("modeling_elmo", "tokenization", "run_scripts")
