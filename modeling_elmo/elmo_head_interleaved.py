@@ -1,4 +1,4 @@
-"""The interleaved highway LSTM of semantic role labelling (He et al. 2017, section 2), over packed sequences.
+"""The interleaved highway LSTM of semantic role labeling (He et al. 2017, section 2), over packed sequences.
 
 Shape suffixes: N real tokens of a batch, time-major; S sequences, longest first; B batch; T time; D width of the input;
 H hidden size; G = 5 H gates in the order i, f, g (the candidate), o, t (the transform gate).

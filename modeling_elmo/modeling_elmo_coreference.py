@@ -171,7 +171,7 @@ def _checked_mentions(mentions: Tensor, words_ST: Tensor) -> tuple[Tensor, Tenso
     if not valid_M.all():
         row = int((~valid_M).nonzero()[0])
         raise ValueError(
-            f"`mentions` has {mentions[row].tolist()} in row {row}, which is no span of words with a cluster from 0, "
+            f"`mentions` has {mentions[row].tolist()} in row {row}, which is not a span with a cluster from 0, "
             "or is there twice. Pass (sentence, first token, last token, cluster), tokens as positions in `input_ids`."
         )
     numbers_ST = (words_ST.flatten().cumsum(0) - 1).view_as(words_ST)

@@ -1,4 +1,4 @@
-"""Semantic role labelling on ELMo (Peters et al. 2018, section 4): the network of He et al. 2017.
+"""Semantic role labeling on ELMo (Peters et al. 2018, section 4): the network of He et al. 2017.
 
 Shape suffixes: B batch; T time; N real tokens of the batch; D width of the words that the network reads; K labels; U
 distinct texts.

@@ -35,7 +35,7 @@ class ELMoQuestionAnsweringPipeline(ChunkPipeline):
         max_answer_len: maximum words per answer (17 in the paper).
         handle_impossible_answer: whether "" can be an answer.
         max_seq_len: maximum words per window, with question, context and markers. Longer contexts are read in windows.
-        doc_stride: number of words that neighbouring windows share. Default: 128, or half of a shorter window.
+        doc_stride: number of words that neighboring windows share. Default: 128, or half of a shorter window.
     """
 
     default_input_names = "question,context"

@@ -63,7 +63,7 @@ class ELMoCoreferencePipeline(ChunkPipeline):
     def _sanitize_parameters(self, **options: Any) -> tuple[dict, dict, dict]:
         check_integers(options, max_words=1)
         if options.get("singletons") and not self.model.config.train_singletons:
-            raise ValueError("`singletons` is True, but this model was not trained on mentions of their own; omit it.")
+            raise ValueError("`singletons` is True, but this model was trained without singletons; leave it out.")
         genres = [*self.model.config.label2id] if self.model.config.num_genres else []
         if options.get("genre") not in (None, *genres):
             raise ValueError(f"`genre` is {options['genre']!r}; this model knows {', '.join(genres) or 'no genres'}.")

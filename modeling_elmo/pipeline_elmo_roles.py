@@ -1,9 +1,9 @@
-"""Semantic role labelling as a pipeline: `pipeline("semantic-role-labeling", model=..., trust_remote_code=True)`.
+"""Semantic role labeling as a pipeline: `pipeline("semantic-role-labeling", model=..., trust_remote_code=True)`.
 
 It travels with all `ELMoForSemanticRoleLabeling` checkpoints. A sentence is read once to find its predicates, and then
 in a row for each predicate. All these rows share one pass of a frozen biLM.
 
-Shape suffixes: B sentences; P predicates that are labelled at once, a row for each; T positions of a row.
+Shape suffixes: B sentences; P predicates that are labeled at once, a row for each; T positions of a row.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence, Sized
@@ -22,7 +22,7 @@ from .pipeline_elmo import check_numbers, is_words, join_words, readable
 
 PREDICATE_ROLES = ("V", "C-V")  # spans of the predicate itself, which are no arguments
 FIND = -1  # in place of the mark of a predicate: the model is to find it
-MOST_TOKENS = 4096  # of the rows that are labelled at once, so that memory does not grow with the number of predicates
+MOST_TOKENS = 4096  # of the rows that are labeled at once, so that memory does not grow with the number of predicates
 
 
 @dataclass
@@ -127,12 +127,12 @@ class ELMoSemanticRolePipeline(Pipeline):
     def postprocess(self, output: dict[str, Any]) -> dict[str, Any]:
         sentence, found = output["sentence"], {tags.predicate: tags for tags in output["found"]}
         order = found if sentence["predicates"] is None else sentence["predicates"]
-        return labelled_sentence(
+        return labeled_sentence(
             sentence["text"], sentence["words"], sentence["characters"], [found[index] for index in order]
         )
 
 
-def labelled_sentence(
+def labeled_sentence(
     text: str, words: Sequence[str], characters: Sequence[tuple[int, int]], predicates: Iterable[PredicateTags]
 ) -> dict[str, Any]:
     """The words of a sentence, and for each predicate its word, description, tags and arguments."""

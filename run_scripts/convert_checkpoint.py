@@ -46,7 +46,7 @@ class ConversionArguments(CardArguments):
     options: str | None = option(None, "File options.json; not needed for a folder or archive.")
     output_dir: str | None = option(None, "New or empty folder for the converted model.")
     vocabulary: str | None = option(
-        None, "Words of the training, one per line; needed for word-level models and with --softmax."
+        None, "Vocabulary of the training, one word per line; needed for word-level models and with --softmax."
     )
     softmax: str | None = option(None, "HDF5 file with softmax/W and softmax/b, to convert the language model.")
     step: int | None = option(
@@ -57,15 +57,15 @@ class ConversionArguments(CardArguments):
         "Also convert the Adagrad accumulators of a TensorFlow checkpoint: `elmo pretrain "
         "--model_name_or_path DIR --optim adagrad` then continues with them.",
     )
-    architecture: str | None = option(None, "Architecture file of ELMoForManyLangs, if it is not beside config.json.")
+    architecture: str | None = option(None, "Architecture file of ELMoForManyLangs, if the folder lacks it.")
     pre_tokenization: Literal["moses", "treebank", "whitespace"] | None = option(
         None,
-        "Splitting of raw text by the tokenizer. Default: moses, with which the released models were "
+        "Rules by which the tokenizer splits raw text. Default: moses, with which the released models were "
         "trained; whitespace for ELMoForManyLangs.",
     )
     origin: str | None = option(None, "Origin for the card: a link or a name.")
     to_original: str | None = option(
-        None, "Folder to convert back; --weights, --options, --vocabulary, --softmax are the new files."
+        None, "Folder to convert back, to the new files --weights, --options, --vocabulary and --softmax."
     )
 
     def __post_init__(self):

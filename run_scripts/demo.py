@@ -56,7 +56,7 @@ def read_text():
     print("words           ", tokenizer.convert_ids_to_tokens(encoding.input_ids[0]))
     print("hidden_states   ", [tuple(layer.shape) for layer in layers])
     uses = [encoding.tokens(row).index("play") for row in range(len(SENTENCES))]
-    print("\n'play' in each sentence beside 'play' in the first:")
+    print("\n'play' in each sentence compared with 'play' in the first:")
     for row, (text, use) in enumerate(zip(SENTENCES, uses, strict=True)):
         cosines = [torch.cosine_similarity(layer[0, uses[0]], layer[row, use], dim=0).item() for layer in layers]
         print(f"  {text:45}", "characters alone {:.2f}, layer 1 {:.2f}, layer 2 {:.2f}".format(*cosines))

@@ -13,9 +13,9 @@ Shape of an entry:
     `(tokens, dim)`, or `(layers, tokens, dim)` with `--layers all`; a blank line has 0 tokens.
     With `--pooling`: `(dim,)`, or `(layers, dim)` with `--layers all`; a blank line is zeros.
 
-The model is stateless: a sentence has the same vectors wherever it stands. `--stateful` gives those of AllenNLP's
-`ElmoEmbedder` of 2018, whose states ran on from each row of a batch to the same row of the next; `--stateful
---batch_size 1` those of bilm-tf's `dump_bilm_embeddings`.
+The model is stateless: a sentence has the same vectors wherever it stands. `--stateful` gives the vectors of AllenNLP's
+`ElmoEmbedder` of 2018, which carried states from each row of a batch to the same row of the next. With `--batch_size
+1`, they equal the vectors of bilm-tf's `dump_bilm_embeddings`.
 
 An interrupted run loses at most one block of lines: run the same command again. Memory does not grow with the corpus,
 except for `sentence_to_index` (see `--forget_sentences`).
@@ -64,13 +64,13 @@ class EmbedArguments(TextArguments):
     layers: LayerChoice = option("all", "All layers, the top layer, their average or sum, or the model's learned mix.")
     pooling: PoolingChoice = option("none", "One vector per sentence: the mean or the maximum over its words.")
     dtype: StoredDtype = option("float32", "Type of the vectors in the output file.")
-    compute_dtype: Literal["float32", "bfloat16", "int8"] = option("float32", "Type of the computation; int8: on CPU.")
+    compute_dtype: Literal["float32", "bfloat16", "int8"] = option(
+        "float32", "Precision of the computation; int8: on CPU only."
+    )
     batch_tokens: int = option(4096, "Maximum tokens per batch, including markers and padding.")
     device: str | None = option(None, "Device. Default: cuda if available, else cpu.")
     stateful: bool = option(False, "Carry the states from batch to batch, as AllenNLP's ElmoEmbedder of 2018 did.")
-    batch_size: int | None = option(
-        None, "With --stateful: sentences of a batch, on which vectors depend. Default: 64."
-    )
+    batch_size: int | None = option(None, "Sentences per batch with --stateful; vectors depend on it. Default: 64.")
     forget_sentences: bool = option(False, "Leave `sentence_to_index`, which holds the whole text, out of HDF5.")
     trust_remote_code: bool = option(False, "Run code from the model's folder.")
 
@@ -78,7 +78,7 @@ class EmbedArguments(TextArguments):
         if self.raw_text and self.unit == "character":
             raise ValueError("--raw_text splits texts into words; it cannot be combined with --unit character.")
         if self.batch_size is not None and not self.stateful:
-            raise ValueError(f"--batch_size {self.batch_size} is read with --stateful; pass --batch_tokens without it.")
+            raise ValueError(f"--batch_size {self.batch_size} needs --stateful; without it, pass --batch_tokens.")
 
 
 def main(arguments: list[str] | None = None) -> Path:

@@ -56,10 +56,10 @@ if __name__ == "__main__":
 
 @dataclass(kw_only=True)
 class ExploreArguments:
-    corpus: list[str] = option([], "Files, folders or patterns, one sentence a line, in which to find uses of a word.")
+    corpus: list[str] = option([], "Files, folders or patterns to search for uses of a word, one sentence per line.")
     port: int | None = option(None, "Port of the page. Default: the first free one from 7860.")
-    server_name: str = option(LOCAL, "Name or address for others; 0.0.0.0: all of this computer. Default: none.")
-    space: str | None = option(None, "Empty folder to write as a Space, instead of serving.")
+    server_name: str = option(LOCAL, "Address that others can open; 0.0.0.0: all of this computer. Default: none.")
+    space: str | None = option(None, "New folder for a Space with the page, instead of serving it.")
     trust_remote_code: bool = option(False, "Run code from the folders of the models.")
 
     def __post_init__(self):
@@ -103,7 +103,7 @@ def write_space(folder: Path, models: Sequence[str], corpus: Sequence[str] = (),
     texts = [Path(file) for pattern in corpus for file in find_files(pattern)]
     copies = [path.name for path in (*local.values(), *texts)]
     if len(set(copies)) < len(copies):
-        raise ValueError(f"Two models or texts have one name: {', '.join(copies)}. Rename one.")
+        raise ValueError(f"Two models or texts have the same name: {', '.join(copies)}. Rename one.")
     hub = "".join(f"- {name}\n" for name in models if name not in local)
     names = ", ".join(local[name].name if name in local else name for name in models)
     card = README.format(gradio=version("gradio"), models=hub and f"models:\n{hub}", names=names)

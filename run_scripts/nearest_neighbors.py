@@ -4,7 +4,7 @@
 
 A few uses are drawn at random (`--seed`). Each is shown with its nearest uses in other sentences, by cosine.
 `--word_vectors glove.txt` also shows the nearest words by vectors without a context.
-`--output neighbors.json` writes the table, and a map as a .png beside it. In the folder `results/` of a
+`--output neighbors.json` writes the table, and a map as a .png next to it. In the folder `results/` of a
 checkpoint, both appear on its card.
 
 `--group_by` asks how the use differs between periods, genres or authors:
@@ -70,14 +70,14 @@ LEAST_USES = 2  # of a group: one has no distance within
 class NeighborArguments:
     word: str = option(..., "Word, or a regular expression for several forms: 'plays?|played'.")
     model: str = option(..., "Folder or Hub name of an ELMo model.")
-    word_vectors: str | None = option(None, "Text file of word vectors, in which to find the nearest words, too.")
+    word_vectors: str | None = option(None, "Text file of word vectors, to show the nearest words without context.")
     layer: str = option("top", "Layer: top, average, mixed, or a number (0 is the token layer).")
     queries: int = option(4, "Number of uses to show with their neighbors.")
     top_k: int = option(2, "Number of neighbors per use, or of typical uses per group.")
     max_uses: int = option(2000, "Maximum number of uses to compare, in all or per group; drawn at random.")
     seed: int = option(0, "Seed of the drawn uses.")
     raw_text: bool = option(False, "Split lines with the model's tokenizer. Default: at spaces.")
-    output: str | None = option(None, "JSON file for the table; the picture is a .png beside it.")
+    output: str | None = option(None, "JSON file for the table; the picture is a .png next to it.")
     device: str | None = option(None, "Device. Default: cuda if available, else cpu.")
     trust_remote_code: bool = option(False, "Run code from the model's folder.")
 

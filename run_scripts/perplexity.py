@@ -30,7 +30,7 @@ BATCH_SIZES = {"sentence": "per_device_eval_batch_tokens", "stream": "per_device
 class PerplexityArguments(HeldOutArguments):
     model: str = option(..., "Folder or Hub name of a model with a softmax, and of its tokenizer.")
     per_device_eval_batch_tokens: int = option(4096, "Maximum tokens per batch, including padding (context sentence).")
-    per_device_eval_batch_size: int = option(16, "Pieces of the text that are read side by side (context stream).")
+    per_device_eval_batch_size: int = option(16, "Number of pieces of text read in parallel (context stream).")
     output: str | None = option(None, "JSON file for the figures.")
 
     def __post_init__(self):

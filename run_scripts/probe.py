@@ -6,9 +6,9 @@ For each layer, a linear classifier learns the tag of a word from the vector of 
 which has no seed. For comparison, each word gets its most frequent tag of the training text. Tags that mark entities,
 such as BIO, are scored by the F1 of entities, other tags by accuracy.
 
-Vectors from elsewhere stand in the same table, alone or beside those of a model: `--write_sentences FOLDER` writes the
-sentences of each text for another program, and `--vectors FOLDER` reads what it made of them. `--word_vectors FILE` has
-one vector per word.
+Vectors of another program get rows in the same table, with or without a model: `--write_sentences FOLDER` writes the
+sentences of each text, and `--vectors FOLDER` reads that program's vectors. `--word_vectors FILE` has one vector per
+word.
 """
 
 from collections import Counter

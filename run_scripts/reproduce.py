@@ -10,7 +10,7 @@ experiment, and skips finished models.
 
     elmo reproduce all --model_name_or_path elmo --data DATA --output_dir paper
 
-`all` runs a plan with the experiments of all six tasks, and writes one page with the paper's tables beside ours.
+`all` runs a plan with the experiments of all six tasks, and writes one page that compares the paper's tables with ours.
 """
 
 import inspect

@@ -1,4 +1,4 @@
-"""Fine-tunes the paper's network for a task on a biLM: a tagger, classifier, reader, labeller or resolver.
+"""Fine-tunes the paper's network for a task on a biLM: a tagger, classifier, reader, labeler or resolver.
 
     elmo ner --model_name_or_path elmo --train_file train.conll --validation_file dev.conll --output_dir tagger
 

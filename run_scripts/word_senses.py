@@ -3,7 +3,7 @@
     elmo senses --model elmo --train_file train.data.xml --test_file test.data.xml --sense_inventory inventory.tsv \\
         --lemma play --output results/word_senses.json
 
-The files have the format of Raganato et al. (2017): `X.data.xml` with `X.gold.key.txt` beside it, each also with `.gz`.
+The files have the format of Raganato et al. (2017): `X.data.xml` with `X.gold.key.txt`, each also with `.gz`.
 The result has two figures:
 
 - Disambiguation: an instance gets the sense whose average vector in the training text is nearest by cosine. Lemmas that
@@ -11,11 +11,11 @@ The result has two figures:
 - Same sense: how often the nearest use of a lemma in another sentence has the same sense. It covers all lemmas of the
   training text with two senses or more, and nothing is trained for it.
 
-`--lemma` draws a map of the uses of a lemma in the training text, colored by sense, as a .png beside `--output`.
+`--lemma` draws a map of the uses of a lemma in the training text, colored by sense, as a .png next to `--output`.
 
-Vectors from elsewhere stand in the same table, alone or beside those of a model: `--write_sentences FOLDER` writes the
-sentences of each text for another program, and `--vectors FOLDER` reads what it made of them. `--word_vectors FILE` has
-one vector per word.
+Vectors of another program get rows in the same table, with or without a model: `--write_sentences FOLDER` writes the
+sentences of each text, and `--vectors FOLDER` reads that program's vectors. `--word_vectors FILE` has one vector per
+word.
 """
 
 from dataclasses import dataclass
@@ -43,12 +43,12 @@ class SenseArguments(LayerSourceArguments):
     train_file: str = option(..., "Annotated text (X.data.xml), used to learn the senses.")
     test_file: str | None = option(None, "Annotated text (X.data.xml) to disambiguate.")
     sense_inventory: str | None = option(None, "Senses, first sense first, in lines lemma<TAB>pos<TAB>key key ...")
-    lemma: str | None = option(None, "Lemma whose uses are drawn as a map, colored by sense: a .png beside --output.")
+    lemma: str | None = option(None, "Lemma whose uses are drawn as a map, colored by sense: a .png next to --output.")
 
     def __post_init__(self):
         super().__post_init__()
         if self.lemma and not self.output:
-            raise ValueError(f"--lemma {self.lemma} draws a map beside --output; pass both.")
+            raise ValueError(f"--lemma {self.lemma} draws a map next to --output; pass both.")
 
 
 def main(arguments: list[str] | None = None) -> dict[str, Any]:

@@ -242,7 +242,7 @@ def test_weights_that_are_not_numbers(tmp_path):
 @dataclass
 class SharedArguments:
     _argument_group_name = "options of the card"
-    license: str | None = field(default=None, metadata={"help": "Licence of the weights."})
+    license: str | None = field(default=None, metadata={"help": "License of the weights."})
 
 
 @dataclass
@@ -330,7 +330,7 @@ options:
   --steps INT           Number of steps (default: as many as fit).
 
 options of the card:
-  --license TEXT        Licence of the weights.
+  --license TEXT        License of the weights.
 
 training options:
   --learning_rate FLOAT

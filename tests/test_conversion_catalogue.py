@@ -14,24 +14,19 @@ TABLE = """\
 | language | checkpoint | format | size | license | files |
 |---|---|---|---|---|---|
 """
-MANYLANGS_TABLE = """\
-| language | files |
-|---|---|
-"""
+MANYLANGS = "size 4096/512 and the license MIT:\n\n"
 
 
 def markdown_row(row: PublishedCheckpoint) -> str:
     files = ", ".join(
         f"[{name}]({address})" for name, address in zip(("weights", "options"), row.files.split(), strict=False)
     )
-    cells = (row.language, f"[{row.name}]({row.source})", row.format, row.size, row.licence, files or "see the page")
-    if is_one_of_manylangs(row):
-        cells = (row.language, files)
-    return f"| {' | '.join(cells)} |\n"
+    cells = (row.language, f"[{row.name}]({row.source})", row.format, row.size, row.license, files or "see the page")
+    return f"| {' | '.join(cells)} |"
 
 
 def is_one_of_manylangs(row: PublishedCheckpoint) -> bool:
-    """Whether the row is in the second table: 45 models of one page, format, size and licence."""
+    """Whether the row is in the list below the table: 45 models of one page, format, size and license."""
     return row[1:6] == (
         "ELMoForManyLangs",
         "ELMoForManyLangs",
@@ -41,20 +36,20 @@ def is_one_of_manylangs(row: PublishedCheckpoint) -> bool:
     )
 
 
-def test_the_document_has_the_tables():
+def test_the_document_has_the_catalogue():
     """After a change of the catalogue, write what this test expects into CHECKPOINTS.md."""
     document = (ROOT / "docs" / "CHECKPOINTS.md").read_text(encoding="utf-8")
-    rows = {False: "", True: ""}
-    for row in published_checkpoints():
-        rows[is_one_of_manylangs(row)] += markdown_row(row)
-    for header, expected in ((TABLE, rows[False]), (MANYLANGS_TABLE, rows[True])):
-        assert document.partition(header)[2].partition("\n\n")[0].rstrip("\n") == expected.rstrip("\n")
+    rows = published_checkpoints()
+    table = [markdown_row(row) for row in rows if not is_one_of_manylangs(row)]
+    links = [f"[{row.language}]({row.files})" for row in rows if is_one_of_manylangs(row)]
+    for header, expected in ((TABLE, "\n".join(table)), (MANYLANGS, ",\n".join(links))):
+        assert document.partition(header)[2].partition("\n\n")[0].rstrip("\n") == expected
 
 
 def test_rows_are_complete():
     rows = published_checkpoints()
     assert len({(row.language, row.name) for row in rows}) == len(rows) > 80
-    assert sum(row.name == "ELMoForManyLangs" and row.licence == "MIT" for row in rows) == 45  # two are Chinese
+    assert sum(row.name == "ELMoForManyLangs" and row.license == "MIT" for row in rows) == 45  # two are Chinese
     for row in rows:
         assert all(part == part.strip() and "|" not in part for part in row) and all(row[:6]), row
         assert row.format in FORMATS, row
@@ -78,4 +73,4 @@ def test_the_program_prints_and_ends(capsys):
     printed, legend = capsys.readouterr().out.split("\n\n")
     assert ended.value.code == 0 and legend.startswith("1 checkpoints. Addresses are as published")
     lines = [row.source, *row.files.split(), row.command]
-    assert printed.splitlines()[1:] == [f"  {line}" for line in lines] and row.licence in printed
+    assert printed.splitlines()[1:] == [f"  {line}" for line in lines] and row.license in printed

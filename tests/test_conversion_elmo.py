@@ -340,7 +340,7 @@ def test_a_damaged_record_is_refused(converted, tmp_path, change):
     folder = shutil.copytree(converted("variants/word_level/weights.hdf5"), tmp_path / "model")
     content = json.loads((folder / RECORD_FILE).read_text())
     (folder / RECORD_FILE).write_text(json.dumps({**content, **change}))
-    with pytest.raises(ValueError, match=f"{RECORD_FILE} is no record of this model; delete it"):
+    with pytest.raises(ValueError, match=f"{RECORD_FILE} is not a record of this model; delete it"):
         round_trip(folder, tmp_path)
 
 

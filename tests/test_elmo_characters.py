@@ -100,7 +100,7 @@ def test_the_table_grows_by_more_than_its_first_size():
 
 
 def test_widen_refuses_rows_of_a_wider_tokenizer():
-    with pytest.raises(ValueError, match="are 9 wide; those of this tokenizer 8"):
+    with pytest.raises(ValueError, match="have 9 columns, but this tokenizer has 8"):
         table(max_word_length=8).widen(np.ones((2, 9), dtype=int), out=np.zeros((2, 8)))
 
 
@@ -109,7 +109,7 @@ def test_widen_refuses_rows_of_a_wider_tokenizer():
     [
         (None, [98, 260, 261], "98, 260, 261.* is no word, 259"),
         (None, [259, 98, 98], "is no word, 259 ... 260"),
-        (None, [259, 98, 257, 260], "98, 257.* are not those of bytes"),
+        (None, [259, 98, 257, 260], "98, 257.* are not bytes"),
         (LexiconAlphabet(LEXICON), [17684, 5, 17685], r"\[5\] are not in the lexicon"),
     ],
 )
@@ -185,7 +185,7 @@ def test_most_frequent_words():
     assert most_frequent_words(counts)[4:] == ["c", "a", "b", "d"]
     assert most_frequent_words(counts, vocab_size=6)[4:] == ["c", "a"]
     assert most_frequent_words(counts, min_frequency=2)[4:] == ["c", "a", "b"]
-    with pytest.raises(ValueError, match="vocab_size=4 has no room for words beside 4 special words"):
+    with pytest.raises(ValueError, match="vocab_size=4 leaves no room after the 4 special words"):
         most_frequent_words(counts, vocab_size=4)
 
 

@@ -110,7 +110,7 @@ def test_dropout_stands_between_layers_alone():
     assert not torch.allclose(dropped, on_rows(two.eval(), inputs, MASK))
 
 
-def test_initialisation():
+def test_initialization():
     lstm = TaskLSTM(50, 30, 2)
     loaded = lstm.layers[1].weight_hh_l0
     nn.init.constant_(loaded, 7.0)

@@ -184,7 +184,7 @@ def test_dropout_acts_in_training_alone_and_alike_at_all_words(kind):
 
 
 @pytest.mark.parametrize("kind", DROPOUTS)
-def test_initialisation_fills_linear_layers_and_leaves_the_rest(kind):
+def test_initialization_fills_linear_layers_and_leaves_the_rest(kind):
     network = make_network(kind)
     before = {name: parameter.detach().clone() for name, parameter in network.named_parameters()}
     loaded, weight = next((name, each) for name, each in network.named_parameters() if ".layers." not in name)

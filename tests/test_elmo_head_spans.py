@@ -258,7 +258,7 @@ def test_no_tensor_has_a_vector_for_each_pair(monkeypatch):
     assert pairs > 10000 and largest.numel < pairs * width / 5
 
 
-def test_initialisation():
+def test_initialization():
     ranker = make_ranker(**SPEAKERS)
     ranker.reset_parameters()
     for module in ranker.modules():

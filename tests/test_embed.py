@@ -628,7 +628,7 @@ def test_files_of_allennlps_embedder(tmp_path):
     ("options", "message"),
     [
         ({"stateful": True, "batch_size": 0}, "--batch_size 0: pass a number above 0"),
-        ({"batch_size": 3}, "--batch_size 3 is read with --stateful; pass --batch_tokens"),
+        ({"batch_size": 3}, "--batch_size 3 needs --stateful; without it, pass --batch_tokens"),
     ],
 )
 def test_sizes_of_batches_that_are_refused(options, message, model_dir, corpus, tmp_path, capsys):

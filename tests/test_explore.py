@@ -45,7 +45,7 @@ STORY = "Ada wrote it, in 1843.\nShe knew Mr. Babbage."
 HEADS = {
     "tagger": (ELMoForTokenClassification, {"id2label": dict(enumerate(["O", "B-X", "I-X"]))}),
     "parts-of-speech": (ELMoForTokenClassification, {"id2label": dict(enumerate(["NOUN", "VERB"])), "head": "linear"}),
-    "labeller": (
+    "labeler": (
         ELMoForSemanticRoleLabeling,
         {"id2label": dict(enumerate(["O", "B-V", "B-ARG0", "I-ARG0"])), "task_num_layers": 2},
     ),
@@ -197,12 +197,12 @@ def test_entities(head_folders):
     spans = [(text.replace(" ", ""), label) for text, label in found if label]
     assert spans and spans == [(word.replace(" ", ""), label) for word, label in entities]
     opened = readings.open_model(str(head_folders["parts-of-speech"]))  # whose words stay apart
-    labelled = [text for text, label in readings.head_pieces(opened, STORY) if label]
-    assert labelled == opened.tokenizer.splitter.words(STORY)
+    labeled = [text for text, label in readings.head_pieces(opened, STORY) if label]
+    assert labeled == opened.tokenizer.splitter.words(STORY)
 
 
 def test_roles(head_folders):
-    opened = readings.open_model(str(head_folders["labeller"]))
+    opened = readings.open_model(str(head_folders["labeler"]))
     found = readings.head_pieces(opened, STORY)
     label = pipeline("semantic-role-labeling", opened.model, tokenizer=opened.tokenizer)
     wanted = []
@@ -300,7 +300,7 @@ def test_what_heads_find_is_counted(english):
     page = pytest.importorskip("modeling_elmo.run_scripts.explorer.page", exc_type=ImportError)
     assert "Nothing found." in marked(page, english, [("She left.", None)])
     found = marked(page, english, [("She", "A"), (" met ", None), ("him", "B"), ("her", "A")])
-    assert "Labelled pieces: 3." in found
+    assert "Labeled pieces: 3." in found
     first, second, third = re.findall(r'<mark style="(.*?)">', found)
     assert first == third != second
 
@@ -466,7 +466,7 @@ def test_tabs_without_content_are_not_shown(served, head_folders):
 
     assert tabs_of(served[0]) == ["Uses of a word", "What the model expects", "Heads", "Layer weights"]
     assert tabs_of(build_page([ENGLISH])) == ["Uses of a word", "What the model expects"]
-    assert tabs_of(build_page([str(head_folders["labeller"])])) == ["Heads", "Layer weights"]
+    assert tabs_of(build_page([str(head_folders["labeler"])])) == ["Heads", "Layer weights"]
 
 
 def test_a_page_opens_without_errors(head_folders, monkeypatch):
@@ -546,5 +546,5 @@ def test_a_space_of_models_on_the_hub(tmp_path, monkeypatch):
     assert head["models"] == ["user/elmo"]
     other = tmp_path / "copies" / "elmo-small-ko"
     other.mkdir(parents=True)
-    with pytest.raises(ValueError, match="Two models or texts have one name: elmo-small-ko, elmo-small-ko"):
+    with pytest.raises(ValueError, match="Two models or texts have the same name: elmo-small-ko, elmo-small-ko"):
         explore.write_space(tmp_path / "other", [KOREAN, str(other)])

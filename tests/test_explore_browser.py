@@ -225,7 +225,7 @@ def test_what_heads_find_and_their_layers(tab):
     tab.get_by_role("tab", name="Heads").click()
     visible(tab, ".elmo-note:text-is('Nothing found.')").wait_for()
     ask(tab, "They play.\nIt is.")
-    visible(tab, ".elmo-note:text-is('Labelled pieces: 6.')").wait_for()
+    visible(tab, ".elmo-note:text-is('Labeled pieces: 6.')").wait_for()
     assert len(shown(tab, "mark")) == 6 and len(shown(tab, ".elmo-note:text-is('Nothing found.')")) == 1
     tab.get_by_role("tab", name="Layer weights").click()
     visible(tab, ".elmo-bars").first.wait_for()

@@ -113,8 +113,8 @@ def test_changes_that_keep_the_file(tmp_path, base, model):
     words = ELMoTokenizer.from_pretrained(base).with_vocabulary(
         ["<S>", "</S>", "<UNK>", *WORDS[0]], padding_side="left"
     )
-    relabelled = encodings(words).map(lambda example: {"labels": example["labels"][::-1]})
-    feature_store(tmp_path, other, relabelled, DataCollatorForTokenClassification(words))
+    relabeled = encodings(words).map(lambda example: {"labels": example["labels"][::-1]})
+    feature_store(tmp_path, other, relabeled, DataCollatorForTokenClassification(words))
     assert len(list(tmp_path.iterdir())) == 1
 
 

@@ -174,7 +174,7 @@ def test_a_trained_head_is_not_reused(least, folder, task, tmp_path, caplog):
         part.save_pretrained(tmp_path)
     torch.manual_seed(5)
     model, _ = model_of(task, head(tmp_path, word_min_count=least))
-    assert "holds a trained head beside its biLM; a new head is trained here" in caplog.text
+    assert "holds a trained head; a new head is trained on its biLM" in caplog.text
     for (name, new), (_, old) in zip(model.named_parameters(), trained.named_parameters(), strict=True):
         if name.startswith("elmo."):
             assert torch.equal(new, old) and new.requires_grad == old.requires_grad

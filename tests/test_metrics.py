@@ -188,7 +188,7 @@ def test_word_f1_of_the_closest_answer(predicted, gold, f1):
         assert both["has_answer_f1"] == pytest.approx(f1) and both["f1"] == pytest.approx((f1 + 1) / 2)
 
 
-def test_answers_that_normalise_to_nothing():
+def test_answers_that_normalize_to_nothing():
     """They match exactly, but share no words. SQuAD 2.0 ignores such gold answers."""
     assert answer_scores([""], [["The"]]) == {"f1": 0.0, "exact_match": 1.0}
     second = answer_scores(["", "", "an", ""], [["The", "Seine"], ["The"], ["A"], []])

@@ -315,7 +315,7 @@ def test_dropout_acts_in_training_alone():
     assert learns == {"scalar_mix.weights", "scalar_mix.gamma"}
 
 
-def test_initialisation_table():
+def test_initialization_table():
     config = ELMoConfig.from_preset("small", vocab_size=2000, word_embedding_size=32)
     torch.manual_seed(0)
     model = ELMoForPreTraining(config)

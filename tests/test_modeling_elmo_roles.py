@@ -219,8 +219,8 @@ def test_inputs_that_are_refused():
     fails("`labels` .*no predicate: row 0, position 1", model, **batch | {"token_type_ids": None})
     unmarked = changed(types, 2, slice(None), 0)
     fails("`labels` .*no predicate: row 2, position 1", model, **batch | {"token_type_ids": unmarked})
-    unlabelled = {"token_type_ids": unmarked, "labels": changed(roles, 2, slice(None), -100)}
-    assert model(**batch | unlabelled).loss.isfinite()
+    unlabeled = {"token_type_ids": unmarked, "labels": changed(roles, 2, slice(None), -100)}
+    assert model(**batch | unlabeled).loss.isfinite()
     for name, value, shown in (
         ("token_type_ids", changed(types, 2, 3, 1), "a second predicate: row 2, position 3"),
         ("token_type_ids", changed(types, 0, 3, 2), "other than 0 and 1: row 0, position 3"),

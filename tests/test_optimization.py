@@ -275,7 +275,7 @@ def test_accumulators_of_another_model_are_refused(tmp_path):
     model = nn.Linear(2, 3)
     optimizers = make_optimizers(model, OptimizationArguments(optim="adagrad"))
     save_file({"weight": torch.ones(4, 2)}, tmp_path / "state.safetensors")
-    with pytest.raises(ValueError, match=r"state.safetensors .* weight has shape \(4, 2\) there and \(3, 2\) here"):
+    with pytest.raises(ValueError, match=r"state.safetensors .* weight has shape \(4, 2\) in the file and \(3, 2\) in"):
         load_accumulators(model, optimizers, tmp_path / "state.safetensors", ())
 
 

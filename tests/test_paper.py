@@ -154,10 +154,10 @@ def test_a_page_is_of_one_model_and_one_plan_and_a_dry_run_writes_it(place, monk
     with pytest.raises(FileNotFoundError, match="--others elsewhere"):
         run(place, ENTITIES, others="elsewhere")
     changed = {**USES, "options": {**USES["options"], "queries": 2}}
-    with pytest.raises(FileExistsError, match="uses was begun with other settings: queries 1, now 2"):
+    with pytest.raises(FileExistsError, match="uses was started with other settings: queries 1, now 2"):
         run(place, ENTITIES, changed)
     bilm(place / "bilm", vocab=["<PAD>", "<S>", "</S>", "<UNK>", "the", "a"], seed=1)
-    with pytest.raises(FileExistsError, match="entities was begun with other settings: model_digest '"):
+    with pytest.raises(FileExistsError, match="entities was started with other settings: model_digest '"):
         run(place, ENTITIES, USES)
 
 
@@ -259,7 +259,7 @@ def test_folds_divide_all_files(tmp_path):
         ([{"name": "a"}], {}, "plan.json, experiment 1 lacks program, title, table, files, options"),
         ([{**USES, "program": "embed"}], {}, "experiment uses: program 'embed'.*senses"),
         ([{**USES, "bilm": "text"}], {}, "experiment uses: bilm 'text'"),
-        ([USES, USES], {}, "experiment uses is there twice"),
+        ([USES, USES], {}, "experiment uses is in the plan twice"),
         ([USES], {"only": ["use"]}, "--only use.*uses"),
         ([{**USES, "files": {"text": "no.txt"}}], {}, "no.txt, of the experiment uses, .*--only"),
     ],

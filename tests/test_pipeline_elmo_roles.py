@@ -86,7 +86,7 @@ def words_of(pipe, text: str) -> list[str]:
 
 
 @pytest.mark.parametrize("text", TEXTS)
-def test_predicates_are_found_and_labelled(pipe, text):
+def test_predicates_are_found_and_labeled(pipe, text):
     words = words_of(pipe, text)
     expected = plain_result(pipe, text, words)
     pipe.model.train()

@@ -203,7 +203,7 @@ def test_every_generation_is_complete(generations, name):
             assert auto_maps[0] == auto_maps[1]
 
 
-def test_remote_heads_are_initialised_after_the_model_file_is_executed_again():
+def test_remote_heads_are_initialized_after_the_model_file_is_executed_again():
     """In a repository of the Hub, transformers executes a file again that another file only imported before.
 
     The heads then know other classes than the model file does.

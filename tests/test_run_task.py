@@ -171,15 +171,15 @@ def test_answers(place):
 
 def test_roles(place):
     folder = place("srl") / "run"
-    labeller = pipeline("semantic-role-labeling", model=str(folder), trust_remote_code=True)
+    labeler = pipeline("semantic-role-labeling", model=str(folder), trust_remote_code=True)
     for row in predictions_of(folder / "predictions_test.jsonl"):
-        found = labeller(row["words"], is_split_into_words=True, predicates=row["predicates"])
+        found = labeler(row["words"], is_split_into_words=True, predicates=row["predicates"])
         assert found["words"] == row["words"]
         for verb, expected in zip(found["verbs"], row["verbs"], strict=True):
             del expected["gold_tags"]
             scores = [[argument.pop("score") for argument in each["arguments"]] for each in (verb, expected)]
             assert verb == expected and scores[0] == pytest.approx(scores[1], abs=1e-4)
-        again = labeller(row["words"], is_split_into_words=True)
+        again = labeler(row["words"], is_split_into_words=True)
         assert [verb["verb"] for verb in again["verbs"]] == [row["words"][word] for word in row["predicted_predicates"]]
     card = (folder / "README.md").read_text(encoding="utf-8")
     assert "(He et al. 2017)" in card and "pipeline('semantic-role-labeling'" in card and "| predicate_f1 |" in card

@@ -200,7 +200,7 @@ def test_the_format_of_another_ending(tmp_path):
     parts = {"train_split": "train[:50%]", "validation_split": "train[50%:]", "roles_format": "propbank"}
     found = SemanticRoles(SemanticRoleArguments(train_file=str(tmp_path / "a.txt"), **parts)).data
     assert [found[split].to_list() for split in found] == [[row] for row in READ]
-    with pytest.raises(ValueError, match="--roles_format is for files with a word per line"):
+    with pytest.raises(ValueError, match="--roles_format is for files with one word per line"):
         read(tmp_path / "a.jsonl", "{}", roles_format="conll2005")
 
 

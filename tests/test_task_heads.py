@@ -298,8 +298,8 @@ def test_loading_freezes_as_configured(cls, freeze, tmp_path):
 
 @every_head
 @pytest.mark.parametrize("side, number", [("right", 0), ("left", 4)])
-def test_padding_and_neighbours_change_nothing(cls, options, side, number):
-    """One of the neighbours is a row of padding."""
+def test_padding_and_neighbors_change_nothing(cls, options, side, number):
+    """One of the neighbors is a row of padding."""
     model = stirred(make_model(cls, **options), std=0.3)
     batch = batch_of(model, side=side, extra=2)
     targets = targets_of(model, batch)
@@ -366,7 +366,7 @@ def test_saving_and_loading_keeps_every_value(cls, options, tmp_path):
 
 
 @every_head_on_elmo
-def test_a_head_on_a_bilms_folder_is_initialised_as_a_new_one(cls, options, tmp_path):
+def test_a_head_on_a_bilms_folder_is_initialized_as_a_new_one(cls, options, tmp_path):
     sizes = {"task_hidden_size": 20, "task_word_embedding_size": 16, "task_char_cnn_filters": [[3, 16]]}
     bilm = make_model(ELMoModel)
     bilm.save_pretrained(tmp_path)

@@ -239,7 +239,7 @@ def test_lemmas_that_only_the_test_text_has_are_told(tmp_path, capsys):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"train_file": "nowhere.data.xml"}, "nowhere.data.xml: pass a file X.data.xml .* X.gold.key.txt"),
+        ({"train_file": "nowhere.data.xml"}, "nowhere.data.xml: pass X.data.xml .* X.gold.key.txt"),
         ({"sense_inventory": str(SEMCOR / "test.gold.key.txt")}, "txt, line 1 is "),
         ({"output": "make.png"}, r"--output make\.png: .* \.json"),
         ({"lemma": "make"}, "--lemma make .* --output"),

@@ -60,7 +60,7 @@ class Utf8Alphabet:
     def decode(self, ids: np.ndarray) -> str:
         """The text of byte ids, without a last character that is incomplete."""
         if ids.size and not 1 <= ids.min() <= ids.max() <= 256:
-            raise ValueError(f"The character ids {ids.tolist()} are not those of bytes, 1 to 256.")
+            raise ValueError(f"The character ids {ids.tolist()} are not bytes, whose ids are 1 to 256.")
         return bytes((ids - 1).tolist()).decode("utf-8", "ignore")
 
 
@@ -262,7 +262,7 @@ class WordTable:
             return
         width = character_ids.shape[1]
         if width > self.max_word_length:
-            raise ValueError(f"`character_ids` are {width} wide; those of this tokenizer {self.max_word_length}.")
+            raise ValueError(f"`character_ids` have {width} columns, but this tokenizer has {self.max_word_length}.")
         out[:, :width] = character_ids
         out[:, width:] = self.alphabet.padding
         if not character_ids[:, 0].all():
@@ -341,7 +341,7 @@ def most_frequent_words(counts: Mapping[str, int], vocab_size: int | None = None
     Words with lone surrogates, which cannot be written to a file, and words that start with U+10FFFD are skipped.
     """
     if vocab_size is not None and vocab_size <= len(SPECIAL_WORDS):
-        raise ValueError(f"vocab_size={vocab_size} has no room for words beside {len(SPECIAL_WORDS)} special words.")
+        raise ValueError(f"vocab_size={vocab_size} leaves no room after the {len(SPECIAL_WORDS)} special words.")
     words = [
         word
         for word, count in counts.items()

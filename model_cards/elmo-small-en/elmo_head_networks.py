@@ -40,7 +40,7 @@ class TextPairClassifier(nn.Module):
         return encoded_ME if elmo_NE is None else torch.cat([encoded_ME, texts.pack(elmo_NE)], -1)
 
     def reset_parameters(self):
-        """Glorot-uniform linear layers, biases 0. The biLSTMs initialise themselves."""
+        """Glorot-uniform linear layers, biases 0. The biLSTMs initialize themselves."""
         glorot_(self)
 
 
@@ -273,7 +273,7 @@ class SpanReader(nn.Module):
         return fast_linear(self.self_attended, joined_MJ).relu()
 
     def reset_parameters(self):
-        """Glorot-uniform linear layers, biases 0, products of attentions at 0.25. The biGRUs initialise themselves."""
+        """Glorot-uniform linear layers, biases 0, products of attentions at 0.25. The biGRUs initialize themselves."""
         glorot_(self)
         for module in self.modules():
             if isinstance(module, TrilinearAttention):

@@ -1,6 +1,6 @@
 """What a biLM says about words: the log-probabilities of a text, and the most likely words at each position.
 
-Shape suffixes: N real tokens of the batch; M pairs of neighbouring tokens; C a chunk of tokens; P `projection_size`; V
+Shape suffixes: N real tokens of the batch; M pairs of neighboring tokens; C a chunk of tokens; P `projection_size`; V
 words of the vocabulary.
 """
 
@@ -72,7 +72,7 @@ class ELMoScoringMixin:
         """
         batch, hidden = self._read_both_ways(character_ids, input_ids, attention_mask, initial_states)
         if input_ids is None:
-            raise ValueError("Scores are scores of words: pass `input_ids` with `character_ids`.")
+            raise ValueError("Words are scored by their ids: pass `input_ids` with `character_ids`.")
         scores = []
         for direction, hidden_NP in enumerate(hidden):
             here_M, there_M = neighbor_tokens(direction, batch)
@@ -157,7 +157,7 @@ class ELMoScoringMixin:
 
 
 def neighbor_tokens(direction: int, batch: TokenBatch) -> tuple[Tensor, Tensor]:
-    """The real tokens that predict a neighbour in their row, and these neighbours: next (0) or preceding (1).
+    """The real tokens that predict a neighbor in their row, and these neighbors: next (0) or preceding (1).
 
     Both are `(M,)`, on the CPU.
     """

@@ -1,4 +1,4 @@
-"""The base class of all ELMo models: loading, saving, initialisation, changes of the vocabulary, weights in 8 bits."""
+"""The base class of all ELMo models: loading, saving, initialization, changes of the vocabulary, weights in 8 bits."""
 
 import os
 import sys
@@ -39,7 +39,7 @@ FORMER_CODE = (
 
 
 class ELMoPreTrainedModel(PreTrainedModel):
-    """Loading, saving and initialisation of all ELMo models."""
+    """Loading, saving and initialization of all ELMo models."""
 
     config_class = ELMoConfig
     config: ELMoConfig
@@ -272,7 +272,7 @@ class ELMoPreTrainedModel(PreTrainedModel):
 
     @torch.no_grad()
     def _init_weights(self, module: nn.Module):
-        """Initialises as the original does (bilm-tf `training.py`; Glorot and Bengio 2010 for the recurrence)."""
+        """Initializes as the original does (bilm-tf `training.py`; Glorot and Bengio 2010 for the recurrence)."""
         if isinstance(module, ELMoCharacterEncoder):
             init.uniform_(module.char_embeddings.weight, -1, 1)
             zero_row(module.char_embeddings.weight, 0)

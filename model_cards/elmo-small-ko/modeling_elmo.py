@@ -5,7 +5,7 @@ layers become one vector (`ScalarMix`); characters become token vectors (`ELMoCh
 and token vectors become layers (`ELMoLSTM` in `elmo_lstm.py`) in the model (`ELMoModel`); the training objective
 (`ELMoForPreTraining`). Task heads are in `modeling_elmo_heads.py`.
 
-Shape suffixes: B batch; T time; N real tokens of the batch; M pairs of neighbouring tokens; C a chunk of tokens; U
+Shape suffixes: B batch; T time; N real tokens of the batch; M pairs of neighboring tokens; C a chunk of tokens; U
 distinct words; X the ids of a word (`max_word_length` characters, after the word's id if the model has word vectors);
 P `projection_size`; E 2 * P; F features of a word; V words of the vocabulary; L LSTM layers; S sequences.
 """
@@ -503,7 +503,7 @@ def _token_targets(name: str, given: Tensor, batch: TokenBatch, config: ELMoConf
 
 
 def shifted_targets(labels: Tensor, direction: int, batch: TokenBatch, config: ELMoConfig) -> Tensor:
-    """The target `(N,)` of each real token in reading order: the label of its neighbour, or -100 without one."""
+    """The target `(N,)` of each real token in reading order: the label of its neighbor, or -100 without one."""
     words_N = _token_targets("labels", labels, batch, config)
     here_M, there_M = neighbor_tokens(direction, batch)
     return torch.full_like(words_N, -100).index_copy_(0, here_M, words_N[there_M])

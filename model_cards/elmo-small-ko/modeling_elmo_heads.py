@@ -154,7 +154,7 @@ class ELMoTaskModel(ELMoPreTrainedModel):
     Attributes:
         network: the key of `NETWORK_DEFAULTS` unless the head is linear.
         default_elmo_placement: where ELMo enters the network if the configuration does not say.
-        head_parts: modules that initialise themselves, by `reset_parameters`.
+        head_parts: modules that initialize themselves, by `reset_parameters`.
     """
 
     network: str

@@ -1,6 +1,6 @@
 """The published checkpoints: what `elmo convert --list` prints, and CHECKPOINTS.md shows.
 
-They are in `published_checkpoints.tsv`. Addresses are as published: nothing is downloaded. A size or a licence that no
+They are in `published_checkpoints.tsv`. Addresses are as published: nothing is downloaded. A size or a license that no
 source states is `unknown`.
 """
 
@@ -18,8 +18,8 @@ class PublishedCheckpoint(NamedTuple):
     language: str  # or the kind of text
     name: str
     format: str
-    size: str  # parameters, and the width of an LSTM / of its output; `output` is of both directions together
-    licence: str
+    size: str  # parameters, and the width of an LSTM / of its projection; `output`: the width of both directions
+    license: str
     source: str  # the page that describes the checkpoint
     files: str  # addresses of the weights and, if they are another file, of the options; empty: see the page
 
@@ -52,10 +52,10 @@ def format_catalogue(checkpoints: list[PublishedCheckpoint]) -> str:
     """A paragraph for each checkpoint."""
     paragraphs = []
     for each in checkpoints:
-        first = f"{each.language}: {each.name} [{each.format}; size {each.size}; licence {each.licence}]"
+        first = f"{each.language}: {each.name} [{each.format}; size {each.size}; license {each.license}]"
         paragraphs.append("\n  ".join([first, each.source, *each.files.split(), each.command]))
     legend = (
         f"{len(checkpoints)} checkpoints. Addresses are as published; none was tried. Sizes are numbers of parameters, "
-        "and the width of an LSTM / of its output. FOLDER has the unpacked files."
+        "and the width of an LSTM / of its projection. FOLDER has the unpacked files."
     )
     return "\n\n".join([*paragraphs, legend])

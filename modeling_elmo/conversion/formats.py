@@ -208,7 +208,7 @@ def read_conversion_record(model_dir: str | Path, name: str, section: str, num_w
     rows = record.get("special_rows")
     has_rows = rows is None or len(rows) == len({*rows} & {*range(num_words)}) == 3
     if not (has_rows and isinstance(record.get(section), dict)):
-        raise ValueError(f"{file} is no record of this model; delete it to export the model with its config.json.")
+        raise ValueError(f"{file} is not a record of this model; delete it to export the model with its config.json.")
     return record
 
 

@@ -300,7 +300,7 @@ def read_lexicon(path: Path, required: tuple[str, ...] = ()) -> dict[str, int]:
     for number, line in enumerate(lines, 1):
         *entry, index = line.strip().split("\t")
         if len(entry) > 1 or not index.isdecimal() or len(index) > 9:
-            raise ValueError(f"{path}, line {number}: {line[:80]!r} is no entry, tab and id; pass another copy.")
+            raise ValueError(f"{path}, line {number}: {line[:80]!r} is not entry, tab and id; pass another copy.")
         lexicon["".join(entry) or IDEOGRAPHIC_SPACE] = int(index)
     missing = [entry for entry in required if entry not in lexicon]
     if missing or sorted(lexicon.values()) != [*range(len(lexicon))]:
@@ -334,7 +334,7 @@ def read_pickle(path: Path) -> dict[str, Tensor]:
         try:
             content = torch.load(file, map_location="cpu", weights_only=True)
         except damage as error:  # whose message advises to run the code in the file
-            raise ValueError(f"{path} is refused: damaged, or more than tensors. Pass another file.") from error
+            raise ValueError(f"{path} is damaged, or contains more than tensors. Pass another copy.") from error
     arrays = content if isinstance(content, dict) else {type(content).__name__: content}
     if wrong := [f"{name!s:.80}" for name, array in arrays.items() if not _is_float32(array)]:
         raise ValueError(f"{path} must have dense float32 tensors by name, not {', '.join(files.first_of(wrong))}.")

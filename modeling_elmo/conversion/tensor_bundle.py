@@ -149,8 +149,8 @@ def _moved(registers: np.ndarray, after: np.ndarray) -> np.ndarray:
 def crc32c(content: np.ndarray) -> int:
     """The masked CRC-32C of bytes.
 
-    To read a word is to add it to the register, and to move on by a word of zeros. So neighbours can be joined, then
-    neighbours of these sums, and so on: the first of two moves on by as many words as the second has.
+    To read a word is to add it to the register, and to move on by a word of zeros. So neighbors can be joined, then
+    neighbors of these sums, and so on: the first of two moves on by as many words as the second has.
     """
     words, register = content[: len(content) // 4 * 4].view("<u4"), 0xFFFFFFFF
     for start in range(0, len(words), CHUNK):

@@ -205,7 +205,7 @@ def load_peer(spec: str, model: ELMoModel) -> tuple[str, Peer]:
     module = import_file(Path(file), Path(file).stem)
     peer = getattr(module, name)(model) if hasattr(module, name) else None
     if not isinstance(peer, dict) or "model" not in peer:
-        raise ValueError(f"--peer {spec} gives no dictionary with 'model'; pass FILE.py:FUNCTION of such a function.")
+        raise ValueError(f"--peer {spec} returns no dictionary with 'model'; pass a function that does.")
     return name, peer
 
 

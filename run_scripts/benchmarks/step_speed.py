@@ -6,7 +6,7 @@ and with `--optim muon`.
 
 Our fine-tuning step reads stored layers of the biLM (`--cache_features`). It is compared with a step that computes the
 layers, and with a step on stored layers whose network runs in `torch.nn`. A step makes the batch, reads it, and updates
-the network. Inference with a head is compared with its biLM alone: a head should cost little beside it.
+the network. Inference with a head is compared with its biLM alone: a head should cost little more.
 """
 
 import copy

@@ -1,6 +1,6 @@
 """The text of a benchmark, batches of its sentences, and the speed of tokenizers on it.
 
-Our tokenizer turns raw text into padded tensors beside transformers' `BertTokenizer`.
+Our tokenizer and transformers' `BertTokenizer` turn raw text into padded tensors.
 """
 
 import random
@@ -43,7 +43,7 @@ def draw_batch(sentences: list[list[str]], name: str, seed: int) -> list[list[st
         return [words for part in name.split("+") for words in draw_batch(sentences, part, seed)]
     parsed = re.fullmatch(r"([1-9]\d*)x(\d+)(dense)?", name)
     if not parsed or int(parsed[2]) < SHORTEST_SENTENCE:
-        raise ValueError(f"{name!r} is no batch; pass ROWSxWORDS, with {SHORTEST_SENTENCE} words or more.")
+        raise ValueError(f"{name!r} is not a batch; pass ROWSxWORDS, with {SHORTEST_SENTENCE} words or more.")
     rows, longest = int(parsed[1]), int(parsed[2])
     cut = [words[:longest] for words in sentences]
     full = [words for words in cut if len(words) == longest]

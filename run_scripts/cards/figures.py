@@ -225,7 +225,7 @@ def style_scores(axis, along: str, metric: str, splits: Sequence[str]):
 
 @picture
 def draw_map(vectors: np.ndarray, groups: Mapping[str, Sequence[int]]):
-    """All vectors in the plane of their first two principal components, with groups in colour.
+    """All vectors in the plane of their first two principal components, with groups in color.
 
     Args:
         vectors: Shape: (vectors, dimension).
@@ -282,9 +282,9 @@ def principal_plane(vectors: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
     Shape: `(vectors, dimension)` to `(vectors, 2)` and `(2,)`; 1 instead of 2 for a single vector.
     """
-    centred = vectors - vectors.mean(0)
-    _, sizes, components = np.linalg.svd(centred, full_matrices=False)
-    return centred @ components[:2].T, (sizes**2 / max((sizes**2).sum(), 1e-12))[:2]
+    centered = vectors - vectors.mean(0)
+    _, sizes, components = np.linalg.svd(centered, full_matrices=False)
+    return centered @ components[:2].T, (sizes**2 / max((sizes**2).sum(), 1e-12))[:2]
 
 
 def can_draw(text: str) -> bool:

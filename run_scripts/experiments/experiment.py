@@ -110,10 +110,10 @@ class ExperimentArguments(CardArguments):
     )
     cache_features: bool = option(False, "Compute the layers of the frozen biLM once and keep them on disk.")
     ensemble: list[str] | None = option(
-        None, "Folders of trained models whose probabilities are averaged. No training."
+        None, "Folders of trained models whose probabilities are averaged, without training."
     )
     reuse_from: list[str] | None = option(
-        None, "Folders of other experiments: a model of theirs with the same settings is copied."
+        None, "Folders of earlier experiments, whose models with the same settings are copied."
     )
     early_stopping_patience: int | None = option(
         None, "Number of evaluations without a better score after which training stops."

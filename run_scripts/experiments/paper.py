@@ -6,11 +6,11 @@ A plan is a JSON file: a list of experiments in the order in which they run.
      "files": {"train_file": "ner/train.conll", ...}, "options": {"num_train_epochs": 12, "compare_baseline": true},
      "paper": {"task": "NER, CoNLL-2003", "baseline": 90.15, "elmo": 92.22}}
 
-`files` are relative to the folder of the data. `paper` is the line of the paper beside which the result stands. The
-program `pretrain` trains the biLM further. An experiment with `"bilm": NAME` takes the biLM of the experiment NAME, and
-stands beside the experiment in `beside`, which takes the biLM as it was. `"folds": 10` is cross-validation: fold N is
-the test data of seed N, the next one selects the checkpoint, and the others, of all files together, are trained on. A
-model of a task that several experiments need is trained once, and so is a baseline that `--others` have.
+`files` are relative to the folder of the data. `paper` is the line of the paper to compare with. The program `pretrain`
+trains the biLM further. An experiment with `"bilm": NAME` uses the biLM of the experiment NAME, and is compared with
+the experiment in `beside`, which uses the biLM as it was. `"folds": 10` is cross-validation: fold N is the test data of
+seed N, the next one selects the checkpoint, and the others, of all files together, are trained on. A model that several
+experiments need is trained once, and so is a baseline that `--others` have.
 """
 
 import os
@@ -53,17 +53,17 @@ class PaperArguments:
     model_name_or_path: str = option(..., "Folder or Hub name of an ELMo model.")
     data: str = option(..., "Folder with the files of the plan.")
     output_dir: str = option(..., "Folder for the experiments, and for the page with their results.")
-    plan: str = option(str(PLAN), "Plan, a JSON file. Default: the one that we ship.")
+    plan: str = option(str(PLAN), "JSON file with the plan. Default: the plan of this package.")
     only: list[str] | None = option(None, "Names of experiments. Default: all of the plan.")
     seeds: int | None = option(None, "Number of seeds. Default: as in the plan.")
-    processes: int = option(1, "Number of experiments that run side by side.")
+    processes: int = option(1, "Number of experiments that run in parallel.")
     use_cpu: bool = option(False, "Use the CPU even if there is an accelerator.")
-    dry_run: bool = option(False, "Run nothing: list what is finished, and write the page of that.")
+    dry_run: bool = option(False, "Run nothing; list the finished experiments, and write their page.")
     others: list[str] | None = option(
-        None, "Folders of the same plan with other biLMs, which get columns in Table 1, named as they are."
+        None, "Folders where the plan was run with other biLMs; each is a column of Table 1, under its name."
     )
     page: str | None = option(
-        None, "Markdown file to update, such as docs/RESULTS.md: it gets Table 1 between two marks."
+        None, "Markdown file to update, such as docs/RESULTS.md: Table 1 replaces the text between two comments."
     )
 
 
@@ -140,7 +140,7 @@ def check_begun(plan: Sequence[PlanEntry], output: Path, digest: str):
         begun, _ = read_records(output / entry["name"])
         if begun and (changes := different_settings(begun, begun_with(entry, digest), ARMS_MAY_CHANGE)):
             raise FileExistsError(
-                f"{output / entry['name']} was begun with other settings: {changes}. Pass another --output_dir, or "
+                f"{output / entry['name']} was started with other settings: {changes}. Pass another --output_dir, or "
                 "delete the folder."
             )
 
@@ -151,7 +151,7 @@ def write_page(plan: Sequence[PlanEntry], arguments: PaperArguments):
     write_lines(path, [page])
     if arguments.page is not None:
         update_page(Path(arguments.page), page)
-    print(f"{path}: tables beside those of the paper")
+    print(f"{path}: the paper's tables and ours")
 
 
 def read_plan(path: Path) -> list[PlanEntry]:
@@ -167,11 +167,11 @@ def read_plan(path: Path) -> list[PlanEntry]:
         place = f"{path}, experiment {entry['name']}"
         program, bilm = entry["program"].split()[0], entry.get("bilm")
         if names.count(entry["name"]) > 1:
-            raise ValueError(f"{place} is there twice; give each its own name.")
+            raise ValueError(f"{place} is in the plan twice; give each its own name.")
         if program not in PLAN_PROGRAMS:
             raise ValueError(f"{place}: program {program!r} is none of {', '.join(PLAN_PROGRAMS)}.")
         if bilm is not None and bilm not in bilms:
-            raise ValueError(f"{place}: bilm {bilm!r} is no experiment with the program 'pretrain'.")
+            raise ValueError(f"{place}: bilm {bilm!r} is not an experiment with the program 'pretrain'.")
     return plan
 
 

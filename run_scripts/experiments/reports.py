@@ -54,8 +54,8 @@ def begin_run(task: Task, head: HeadArguments, training: TaskTrainingArguments):
         path = Path(checkpoint).parent / RUN_SETTINGS
         if path.is_file() and (changes := different_settings(read_json(path), settings, LENGTH_OPTIONS)):
             raise ValueError(
-                f"--resume_from_checkpoint {training.resume_from_checkpoint}: the run was begun with other settings: "
-                f"{changes}. Repeat its options, or train anew in another --output_dir."
+                f"--resume_from_checkpoint {training.resume_from_checkpoint}: the run was started with other settings: "
+                f"{changes}. Repeat its options, or start again in another --output_dir."
             )
     if training.process_index == 0:
         write_json(folder / RUN_SETTINGS, settings)

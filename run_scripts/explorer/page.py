@@ -44,9 +44,9 @@ QUEUED = {"trigger_mode": "always_last", "concurrency_id": "models", "concurrenc
 MAP_COLORS = {"other uses": "#b8b8b8", "nearest uses": "#0072B2", "chosen use": "#D55E00"}
 LOCAL_NAMES = ["127.0.0.1", "localhost", "[::1]"]
 BLUE, ORANGE = "0, 114, 178", "213, 94, 0"  # of Okabe and Ito's palette, as in our figures
-MOST_BITS = 16.0  # a surprise with the full colour
+MOST_BITS = 16.0  # a surprise with the full color
 OPEN_LINES = 8  # of a text; the tables of further lines are folded
-# Colours are transparent, so that the text is readable in the light and in the dark theme.
+# Colors are transparent, so that the text is readable in the light and in the dark theme.
 CSS = """
 .tabs .tab-container button { padding: 0 8px; }
 .elmo-line { position: relative; overflow: hidden; padding-left: 90px; margin-bottom: 14px; }
@@ -108,7 +108,7 @@ def build_page(models: Sequence[str], corpus: Sequence[str] = (), trust_remote_c
 
     Args:
         models: folders or Hub names of biLMs and of trained heads.
-        corpus: text files, folders or patterns, one sentence a line, to look for uses of a word in.
+        corpus: text files, folders or patterns, one sentence per line, to search for uses of a word.
     """
     text = Corpus.from_files(corpus) if corpus else None
     opened = [open_model(name, trust_remote_code) for name in models]
@@ -141,7 +141,7 @@ def add_uses_tab(page: gr.Blocks, bilms: list[OpenModel], corpus: Corpus | None)
 
     with gr.Tab("Uses of a word"):
         gr.Markdown(
-            "How alike are the uses of a word? Each colour is a cosine between two vectors: of the chosen word, and of "
+            "How alike are the uses of a word? Each color is a cosine between two vectors: of the chosen word, and of "
             "the word above. The token layer does not read the context; the layers of the biLSTM do."
         )
         text = text_box("Sentences, one a line", language_of(bilms[0], FIRST_SENTENCES))
@@ -269,7 +269,7 @@ def told(function: Callable[..., str], *inputs: Any) -> str:
 
 
 def shaded(value: float, most: float = 1.0, positive: str = BLUE) -> str:
-    """The background of a value: none for 0, strongest from `most` on, another colour below 0."""
+    """The background of a value: none for 0, strongest from `most` on, another color below 0."""
     return f"background: rgba({positive if value >= 0 else ORANGE}, {0.7 * min(abs(value) / most, 1):.2f})"
 
 
@@ -320,7 +320,7 @@ def shaded_table(rows: Sequence[dict[str, Any]], numbers: list[str], digits: str
 
 
 def expectation_lines(opened: OpenModel, text: str) -> str:
-    """A table for each line, with a row for each word, coloured by its surprise in each direction."""
+    """A table for each line, with a row for each word, colored by its surprise in each direction."""
     lines = readings.expectations(opened, text)
     before, after = np.mean([(each.forward_bits, each.backward_bits) for line in lines for each in line], axis=0)
     sentence = f"Mean surprise of a word: {before:.1f} bits given the words before, {after:.1f} given the words after."
@@ -343,11 +343,11 @@ def expectation_lines(opened: OpenModel, text: str) -> str:
 
 
 def marked_text(opened: OpenModel, *inputs: str) -> str:
-    """What a head finds: the number of labelled pieces, and the text with their labels."""
+    """What a head finds: the number of labeled pieces, and the text with their labels."""
     found = readings.head_pieces(opened, *inputs)
     labels = [label for _, label in found if label]
     kinds = [*dict.fromkeys(labels)]
-    shown = note(f"Labelled pieces: {len(labels)}." if labels else "Nothing found.") + '<div class="elmo-text">'
+    shown = note(f"Labeled pieces: {len(labels)}." if labels else "Nothing found.") + '<div class="elmo-text">'
     for text, label in found:
         mark = label and f'<mark style="background: hsl({210 + 157 * kinds.index(label)} 80% 50% / 0.3)">'
         shown += f"{mark}{escape(text)}<bdi>{escape(label)}</bdi></mark>" if label else escape(text)

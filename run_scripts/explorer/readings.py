@@ -48,7 +48,7 @@ ARCHITECTURES: dict[str, tuple[Any, str | None]] = {
 }
 
 Piece = tuple[str, str | None]  # a piece of a text, and its label
-LabelledSpan = tuple[int, int, str]  # start, end and label
+LabeledSpan = tuple[int, int, str]  # start, end and label
 
 
 @dataclass(frozen=True)
@@ -237,19 +237,19 @@ def role_pieces(run: Any, lines: list[str]) -> list[Piece]:
     return shown
 
 
-def entity_spans(run: Any, lines: list[str], *_: str) -> list[LabelledSpan]:
+def entity_spans(run: Any, lines: list[str], *_: str) -> list[LabeledSpan]:
     is_bio = any(str(name).startswith(("B-", "I-")) for name in run.model.config.id2label.values())
     found = zip(starts(lines), run(lines, aggregation_strategy="simple" if is_bio else "none"), strict=False)
     label = "entity_group" if is_bio else "entity"
     return [(start + each["start"], start + each["end"], each[label]) for start, some in found for each in some]
 
 
-def answer_spans(run: Any, lines: list[str], question: str, _: str) -> list[LabelledSpan]:
+def answer_spans(run: Any, lines: list[str], question: str, _: str) -> list[LabeledSpan]:
     found = run(question=" ".join(lines_of(question, "question")), context="\n".join(lines))
     return [(found["start"], found["end"], f"{found['score']:.0%}")]
 
 
-def class_spans(run: Any, lines: list[str], _: str, second: str) -> list[LabelledSpan]:
+def class_spans(run: Any, lines: list[str], _: str, second: str) -> list[LabeledSpan]:
     pair = {"text_pair": " ".join(lines_of(second))} if second.strip() else {}
     found = [run({"text": line, **pair}) for line in lines]
     best = [each[0] if isinstance(each, list) else each for each in found]
@@ -257,12 +257,12 @@ def class_spans(run: Any, lines: list[str], _: str, second: str) -> list[Labelle
     return [(start, start + len(line), label) for start, line, label in zip(starts(lines), lines, labels, strict=False)]
 
 
-def cluster_spans(run: Any, lines: list[str], *_: str) -> list[LabelledSpan]:
+def cluster_spans(run: Any, lines: list[str], *_: str) -> list[LabeledSpan]:
     numbered = enumerate(run(lines)["clusters"], 1)
     return [(each["start"], each["end"], str(number)) for number, mentions in numbered for each in mentions]
 
 
-FINDERS: dict[str, Callable[..., list[LabelledSpan]]] = {
+FINDERS: dict[str, Callable[..., list[LabeledSpan]]] = {
     "token-classification": entity_spans,
     "extractive-question-answering": answer_spans,
     "text-classification": class_spans,
@@ -275,9 +275,9 @@ def starts(lines: Iterable[str]) -> Iterator[int]:
     return accumulate((len(line) + 1 for line in lines), initial=0)
 
 
-def pieces(text: str, spans: Iterable[LabelledSpan]) -> list[Piece]:
+def pieces(text: str, spans: Iterable[LabeledSpan]) -> list[Piece]:
     """The text, cut at the ends of its spans. Where spans overlap, the shortest counts."""
-    owners: list[LabelledSpan | None] = [None] * len(text)
+    owners: list[LabeledSpan | None] = [None] * len(text)
     for span in sorted(spans, key=lambda span: span[0] - span[1]):
         owners[span[0] : span[1]] = [span] * (span[1] - span[0])
     runs = groupby(zip(text, owners, strict=True), key=lambda pair: pair[1])

@@ -44,7 +44,7 @@ class DataArguments:
     max_train_samples: int | None = option(None, "Maximum number of training samples; the first are used.")
     max_eval_samples: int | None = option(None, "Maximum number of samples in each other split; the first are used.")
     train_fraction: float = option(
-        1.0, "Random share of the training data; the same for all seeds, part of larger ones."
+        1.0, "Random share of the training data; the same for all seeds, and part of larger shares."
     )
 
 

@@ -42,7 +42,7 @@ class BasicHeadArguments:
     head: Literal["paper", "linear"] = option(
         "paper", "Head: the paper's network for the task, or one linear layer on ELMo."
     )
-    freeze_bilm: bool = option(True, "Keep the weights of the biLM. --no_freeze_bilm: train them too.")
+    freeze_bilm: bool = option(True, "Freeze the biLM; --no_freeze_bilm trains it as well.")
     word_vectors: str | None = option(
         None, "File of pretrained word vectors, in the text format of GloVe, word2vec or fastText."
     )
@@ -57,7 +57,7 @@ class HeadArguments(BasicHeadArguments):
 
     _argument_group_name = "model options"
 
-    use_elmo: bool = option(True, "Use ELMo. --no_use_elmo: the same network without ELMo.")
+    use_elmo: bool = option(True, "Use ELMo; --no_use_elmo trains the same network without it.")
     elmo_placement: Literal["input", "between", "output", "both"] | None = option(
         None,
         "Where ELMo enters the network (section 5.2). Default: both for questions, else input. between: "
@@ -71,7 +71,7 @@ class HeadArguments(BasicHeadArguments):
     word_embedding_size: int = option(50, "Width of the network's own word vectors. 0: no word vectors.")
     word_min_count: int = option(2, "Minimum count of a word in the training text to have its own vector.")
     word_vectors_limit: int | None = option(None, "Maximum words to read from the file of --word_vectors.")
-    freeze_word_vectors: bool = option(False, "Keep the word vectors of the file as they are. Default: train them too.")
+    freeze_word_vectors: bool = option(False, "Freeze the word vectors of the file. Default: train them as well.")
 
     def __post_init__(self):
         check_model(self.model_name_or_path)  # before data and word vectors are read
@@ -183,7 +183,7 @@ def head_on_bilm(model_class: Any, name_or_path: str, config: ELMoConfig) -> ELM
             f"such as {missing[0]}. Pass another folder, or leave fields of the biLM out of --config_overrides."
         )
     if not all(name.startswith("elmo.") or name in new for name, _ in model.named_parameters()):
-        logger.warning(f"{name_or_path} holds a trained head beside its biLM; a new head is trained here.")
+        logger.warning(f"{name_or_path} holds a trained head; a new head is trained on its biLM.")
         bilm, model = model.elmo, model_class(config)
         model.elmo = bilm
     return model
@@ -218,7 +218,7 @@ def parse_overrides(text: str | None, reserved: Collection[str]) -> dict[str, An
     known = {each.name for each in fields(ELMoConfig)} - {*reserved}
     if wrong := [name for name in overrides if name not in known]:
         raise ValueError(
-            f"--config_overrides: {', '.join(wrong)} is no field of ELMoConfig, or the data or another option sets it; "
+            f"--config_overrides: {', '.join(wrong)} is not a field of ELMoConfig, or is set by the data or an option; "
             f"pass {', '.join(sorted(known))}."
         )
     return overrides

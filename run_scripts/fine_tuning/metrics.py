@@ -170,7 +170,7 @@ def answer_scores(
 def _answer_match(predicted: str, gold: Sequence[str], is_squad_2: bool) -> tuple[float, float]:
     """Exact match and F1 with the closest gold answers.
 
-    SQuAD 2.0 ignores gold answers that normalise to nothing, and no answer matches no answer.
+    SQuAD 2.0 ignores gold answers that normalize to nothing, and no answer matches no answer.
     """
     answers = [normalized_answer(answer) for answer in gold]
     if is_squad_2:

@@ -43,7 +43,7 @@ NOT_PRINTED = ("_per_second", "epoch", "total_flos")  # of the log
 TRAINED = "trained_weights.safetensors"  # in a checkpoint, whose model has the averages
 DECAY_STEPS = 100  # of `lr_decay`, as in the code of Lee et al. (2017)
 DIVERGED = "training diverged. Pass a smaller --learning_rate, or other options of the optimizer."
-ADADELTA_HELP = "Adadelta (rho 0.95). --no_adadelta: --optim instead."
+ADADELTA_HELP = "Adadelta (rho 0.95); --no_adadelta uses --optim."
 EMA_HELP = "Decay per step of the moving average of the weights, which is evaluated and saved. 0: no average."
 
 
@@ -68,7 +68,7 @@ class TaskTrainingArguments(TrainingArguments):
     load_best_model_at_end: bool = True
     report_to: str = "none"
     tf32: bool | None = None  # on where it exists
-    adadelta: bool = option(False, "Adadelta (rho 0.95) instead of --optim.")
+    adadelta: bool = option(False, "Adadelta (rho 0.95) in place of --optim.")
     ema_decay: float = option(0.0, EMA_HELP)
 
     def __post_init__(self):

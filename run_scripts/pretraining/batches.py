@@ -420,7 +420,7 @@ class StreamWindows(CorpusBatches):
         while len(found) < len(numbers):
             block = next(blocks, None)
             if block is None or block[:2] > max(numbers):
-                raise ValueError(f"The position is not in {self.corpus}: the text has changed. Start a new training.")
+                raise ValueError(f"{self.corpus} has changed since the checkpoint was written. Start a new training.")
             if block[:2] in numbers:
                 found[block[:2]] = block
         return found

@@ -168,7 +168,7 @@ class Checkpoints:
         found = last if name.lower() in ("last", "true") else Path(name)
         if found is None or found.name.startswith(".") or not (found / TRAINING_STATE).is_file():
             raise FileNotFoundError(
-                f"--resume_from_checkpoint {name}: this is no complete checkpoint with a {TRAINING_STATE}. "
+                f"--resume_from_checkpoint {name}: this is not a complete checkpoint with a {TRAINING_STATE}. "
                 f"{self._contents()} Pass `last` or a folder checkpoint-STEP, or leave the option out."
             )
         if last is not None and not last.samefile(found):

@@ -57,8 +57,8 @@ class TrainTextArguments(SentencesArguments, TextArguments):
 
     train_file: list[str] = option(
         [],
-        "Training text: UTF-8 files, patterns or folders. .txt: a sentence per line; .jsonl, .csv, .tsv: a "
-        "record with a text per line; .conll, .conllu: a word per line. All may be compressed (.gz, .zst).",
+        "Training text: UTF-8 files, patterns or folders. .txt: one sentence per line; .jsonl, .csv, .tsv: one "
+        "record with a text per line; .conll, .conllu: one word per line. All may be compressed (.gz, .zst).",
     )
 
 
@@ -69,7 +69,7 @@ class HeldOutArguments(SentencesArguments):
     validation_file: list[str] = option([], "Held-out text: files, patterns or folders, as for --train_file.")
     validation_split: str | None = option(None, "Held-out split of --dataset.")
     context: Literal["sentence", "stream"] = option(
-        "sentence", "What a word is predicted from: its sentence, or a stream of text with carried LSTM states."
+        "sentence", "Context of each prediction: one sentence, or a stream of text with carried LSTM states."
     )
 
 

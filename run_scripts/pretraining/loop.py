@@ -57,7 +57,7 @@ class PretrainingArguments(OptimizationArguments):
 
     output_dir: str = option(..., "Folder for checkpoints and, after training, for the model.")
     per_device_train_batch_tokens: int = option(4096, "Maximum tokens per batch, including padding (context sentence).")
-    per_device_train_batch_size: int = option(128, "Number of rows that are read side by side (context stream).")
+    per_device_train_batch_size: int = option(128, "Number of rows that are read in parallel (context stream).")
     per_device_eval_batch_tokens: int = option(
         4096, "Maximum tokens per batch of held-out sentences, including padding."
     )
@@ -82,7 +82,7 @@ class PretrainingArguments(OptimizationArguments):
         False, "Shard a full or adaptive softmax and its optimizer state over the devices (FSDP 2)."
     )
     bf16: bool = option(False, "Mixed precision in bfloat16.")
-    tf32: bool = option(True, "Products of float32 matrices in TF32 on CUDA.")
+    tf32: bool = option(True, "TF32 for products of float32 matrices on CUDA.")
     torch_compile: bool = option(False, "Compile the model with torch.compile, except the loop over time steps.")
     use_cpu: bool = option(False, "Train on the CPU even if there is an accelerator.")
     report_to: str = option("tensorboard", "Trackers that Accelerate supports, separated by commas; or `none`.")
@@ -418,7 +418,7 @@ class Pretraining:
         state = load_state(checkpoint)
         if state["optim"] != self.arguments.optim:
             raise ValueError(
-                f"{checkpoint} was trained with --optim {state['optim']}, not {self.arguments.optim}. Pass the same."
+                f"{checkpoint} was trained with --optim {state['optim']}, not {self.arguments.optim}. Pass the former."
             )
         self.progress, self.position = Progress(**state["progress"]), state["position"]
         self.unlogged = [] if state["unlogged"] is None else [*state["unlogged"].to(self.accelerator.device)]

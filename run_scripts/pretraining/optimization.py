@@ -66,7 +66,7 @@ class OptimizationArguments:
     )
     gradient_scale: float | None = option(
         None,
-        "Factor of the loss before the gradient is computed, for clipping and adagrad's initial accumulator of 1. "
+        "Factor of the loss before the backward pass, for clipping and adagrad's initial accumulator of 1. "
         "Default: --unroll_steps for adagrad, else 1.",
     )
     unroll_steps: int = option(20, "Number of tokens of a row in a batch (context stream).")
@@ -168,8 +168,8 @@ def load_accumulators(model: nn.Module, optimizers: list[Optimizer], path: Path,
                 without.append(name)
             elif saved[name].shape != values["sum"].shape:
                 raise ValueError(
-                    f"{path} belongs to another model: {name} has shape {tuple(saved[name].shape)} there and "
-                    f"{tuple(values['sum'].shape)} here. Delete the file to begin with new accumulators."
+                    f"{path} belongs to another model: {name} has shape {tuple(saved[name].shape)} in the file and "
+                    f"{tuple(values['sum'].shape)} in the model. Delete the file to start with new accumulators."
                 )
             else:
                 values["sum"] = saved[name].clone()  # a view of the file

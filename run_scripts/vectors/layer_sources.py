@@ -1,4 +1,4 @@
-"""Layers of words to compare: of a model, of vectors from elsewhere in files, or of static word vectors."""
+"""Layers of words to compare: of a model, of another program's vectors in files, or of static word vectors."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -23,10 +23,10 @@ Sentences = Sequence[Sequence[str]]
 class LayerSourceArguments:
     model: str | None = option(None, "Folder or Hub name of an ELMo model.")
     vectors: str | None = option(
-        None, "Folder of other vectors: X.hdf5 for the file X, with arrays (layers, words, width) under 0, 1, ..."
+        None, "Folder of other vectors: X.hdf5 for each file X, with arrays (layers, words, width) under 0, 1, ..."
     )
     word_vectors: str | None = option(None, "File of word vectors without a context, in the text format of GloVe.")
-    write_sentences: str | None = option(None, "New folder for the sentences of the files X, one a line, as X.txt.")
+    write_sentences: str | None = option(None, "New folder for the sentences of each file X: X.txt, one per line.")
     output: str | None = option(None, "JSON file for the figures.")
     device: str | None = option(None, "Device. Default: cuda if available, else cpu.")
     trust_remote_code: bool = option(False, "Run code from the model's folder.")

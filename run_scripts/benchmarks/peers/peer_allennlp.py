@@ -98,7 +98,7 @@ class EmptyModules(MetaPathFinder, Loader):
 
 
 class AnyObject:
-    """Replaces base classes, annotations, registries, and initialisers of weights that are loaded afterwards."""
+    """Replaces base classes, annotations, registries, and initializers of weights that are loaded afterwards."""
 
     def __init__(self, *args, **kwargs):
         pass

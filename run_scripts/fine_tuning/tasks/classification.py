@@ -53,7 +53,7 @@ class ClassificationArguments(DataArguments):
     train_file: str | None = option(None, "Training file in UTF-8: .tsv, .csv, .json or .jsonl, also .gz or .zst.")
     text_column: str = option("text", "Key or column of the text. If absent: sentence, document, review and so on.")
     text_pair_column: str | None = option(
-        None, "Key or column of a second text. Default: sentence2 beside sentence1 and so on, else none."
+        None, "Key or column of a second text. Default: sentence2 if there is sentence1, and so on; else none."
     )
     label_column: str = option("label", "Key or column of the label. If absent: gold_label, labels, class and so on.")
     column_names: list[str] = option([], "Names of the columns of .tsv and .csv files without a header.")

@@ -63,7 +63,7 @@ class CoreferenceArguments(DataArguments):
     )
     max_sentences: int = option(
         50,
-        "Maximum sentences of a training document: a random window, drawn anew in each epoch. Other splits "
+        "Maximum sentences of a training document: a random window, drawn again in each epoch. Other splits "
         "are read whole.",
     )
     train_singletons: bool = option(
@@ -79,7 +79,7 @@ class CoreferenceTrainingArguments(TaskTrainingArguments):
     trainer_options = {"remove_unused_columns": False, "label_names": ["mentions"]}  # for `DocumentCollator`
 
     lr_decay: float = option(
-        0.999, f"Factor of the learning rate after every {DECAY_STEPS} steps. 1: --lr_scheduler_type."
+        0.999, f"Factor of the learning rate after every {DECAY_STEPS} steps; 1 uses --lr_scheduler_type."
     )
     num_train_epochs: float = 150
     per_device_train_batch_size: int = 1
@@ -98,14 +98,14 @@ class CoreferenceTrainingArguments(TaskTrainingArguments):
                 raise ValueError(f"{name} {value}: it must be {needed}, because {reason}.")
         if self.lr_decay < 1 and self.lr_scheduler_type != "constant":
             kind = self.to_dict()["lr_scheduler_type"]
-            raise ValueError(f"--lr_scheduler_type {kind}: --lr_decay {self.lr_decay} is the schedule; pass 1 for it.")
+            raise ValueError(f"--lr_scheduler_type {kind}: --lr_decay {self.lr_decay} replaces it; pass --lr_decay 1.")
 
 
 class Coreference(Task):
     """The paper's coreference resolution (section 4): span ranking (Lee et al. 2017) over `[x_k; ELMo_k]`.
 
-    The main score `f1` is the mean F1 of MUC, B-cubed and CEAF over all documents. It counts singletons, which are
-    mentions of their own, with --train_singletons only. If the data has them, there are scores of both ways.
+    The main score `f1` is the mean F1 of MUC, B-cubed and CEAF over all documents. It counts singletons, to
+    which no other mention refers, only with --train_singletons. If the data has them, both scores are reported.
     """
 
     name = "coreference-resolution"
@@ -380,7 +380,7 @@ def _brackets(sentence: list[tuple[str, list[str]]]) -> list[list[int]]:
         for part in cell.split("|") if cell not in NOTHING else []:
             found = BRACKETS.fullmatch(part)
             if not found or not (found[1] or found[3]):
-                raise ValueError(f"{where}: {part!r:.80} is no mention; write (3, 3), (3), several with |, or -.")
+                raise ValueError(f"{where}: {part!r:.80} is not a mention; write (3, 3), (3), several with |, or -.")
             cluster = int(found[2])
             if found[1]:
                 opened[cluster].append((word, where))

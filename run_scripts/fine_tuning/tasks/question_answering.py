@@ -45,7 +45,7 @@ class QuestionAnsweringArguments(DataArguments):
     answers_column: str = option("answers", "Key or column of the answers, each with its text and answer_start.")
     id_column: str = option("id", "Key or column of the question's name, for predictions and messages.")
     max_seq_length: int = option(384, "Maximum tokens of a window, which holds a question and a part of its context.")
-    doc_stride: int = option(128, "Tokens that neighbouring windows of a context share.")
+    doc_stride: int = option(128, "Tokens that neighboring windows of a context share.")
     max_answer_length: int = option(17, "Maximum words of a predicted answer.")
     null_score_diff_threshold: float = option(
         0.0,
@@ -87,8 +87,8 @@ class QuestionAnswering(Task):
             if self.trained_on_unanswered not in (found, None):
                 having, lacking = (split, "train") if found else ("train", split)
                 raise ValueError(
-                    f"Split {having!r} has questions without an answer, but {lacking!r} has none: SQuAD 2.0 beside "
-                    "1.1. Pass splits of one version; from a part of 2.0, pass more rows."
+                    f"Split {having!r} has questions without an answer, but {lacking!r} has none, as if SQuAD "
+                    "2.0 and 1.1 were mixed. Pass splits of one version; from a part of 2.0, pass more rows."
                 )
 
     def words(self, split: Dataset, tokenizer: ELMoTokenizer) -> Iterable[list[str]]:

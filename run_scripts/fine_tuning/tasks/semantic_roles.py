@@ -1,4 +1,4 @@
-"""Semantic role labelling: the arguments of each predicate of a sentence, as in PropBank.
+"""Semantic role labeling: the arguments of each predicate of a sentence, as in PropBank.
 
 The data are PropBank's and CoNLL's columns, JSON lines or a data set. A row has the sentence's `tokens` and lists with
 an entry per predicate: `predicate_index`, its first word, from 0; `predicate_lemma` and `predicate_sense`, "" if
@@ -39,7 +39,7 @@ from modeling_elmo import ELMoForSemanticRoleLabeling, ELMoTokenizer
 from modeling_elmo.elmo_head_layers import decode_labels
 from modeling_elmo.modeling_elmo_roles import NO_WORD
 from modeling_elmo.pipeline_elmo import check_numbers, join_words
-from modeling_elmo.pipeline_elmo_roles import PREDICATE_ROLES, PredicateTags, labelled_sentence, role_spans
+from modeling_elmo.pipeline_elmo_roles import PREDICATE_ROLES, PredicateTags, labeled_sentence, role_spans
 from modeling_elmo.run_scripts.fine_tuning.data import (
     DataArguments,
     check_cell,
@@ -109,12 +109,12 @@ LAYOUTS = {
 class SemanticRoleArguments(DataArguments):
     train_file: str | None = option(
         None,
-        "Training file in UTF-8. A word per line and a column per predicate: .tsv as PropBank EWT, .conll "
+        "Training file in UTF-8. One word per line, one column per predicate: .tsv as PropBank EWT, .conll "
         "or .txt as CoNLL-2005, .gold_conll and so on as CoNLL-2012. A sentence per record, with tokens, "
         "predicate_index and predicate_tags: .json, .jsonl. Also .gz or .zst.",
     )
     roles_format: Literal["propbank", "conll2005", "conll2012"] | None = option(
-        None, "Columns of files with a word per line. Default: those that the file's ending names."
+        None, "Columns of files with one word per line. Default: by the suffix of the file."
     )
     max_length: int | None = option(
         102, "Maximum tokens of a training sentence, including two markers. Other splits are not cut."
@@ -135,7 +135,7 @@ class SemanticRoles(Task):
     """The paper's semantic roles (section 4): eight interleaved LSTM layers over `[x_k; ELMo_k; predicate]`.
 
     Roles are scored for the gold predicates, as by the official `srl-eval.pl`. A second output finds the predicates of
-    a sentence, and is scored apart.
+    a sentence, and is scored separately.
     """
 
     name = "semantic-role-labeling"
@@ -151,7 +151,7 @@ class SemanticRoles(Task):
         found = split_sources(self.arguments, dict.fromkeys(ROLE_FORMATS, read) | JSON_FORMATS)
         files = chain.from_iterable(source.files for source in found.values())
         if self.arguments.roles_format and not any(format_suffix(file) in ROLE_FORMATS for file in files):
-            raise ValueError("--roles_format is for files with a word per line, and there is none; leave it out.")
+            raise ValueError("--roles_format is for files with one word per line, and there is none; leave it out.")
         return DatasetDict({split: each.convert(checked_row, ROLE_FEATURES, split) for split, each in found.items()})
 
     def prepare(self, data: DatasetDict):
@@ -206,7 +206,7 @@ class SemanticRoles(Task):
         for example, (predicates, found) in zip(output.examples, self._read(output), strict=True):
             words = example["tokens"]
             text, characters = join_words(words)
-            record = labelled_sentence(text, words, characters, predicates)
+            record = labeled_sentence(text, words, characters, predicates)
             for verb, tags in zip(record["verbs"], example["predicate_tags"], strict=True):
                 verb["gold_tags"] = tags
             yield {**record, "predicates": example["predicate_index"], "predicted_predicates": found}
@@ -398,7 +398,7 @@ def role_scores(
     """
     counts = [len(predicted), len(gold), len(gold if kinds is None else kinds)]
     if len({*counts}) > 1:
-        raise ValueError(f"Predicted tags, gold tags and kinds are those of {counts} predicates; pass equally many.")
+        raise ValueError(f"Received predicted tags, gold tags and kinds of {counts} predicates; pass equally many.")
     found, wanted = (_numbered(tags, role_arguments) for tags in (predicted, gold))
     scores = argument_rates(found, wanted)
     del scores["number"]

@@ -47,21 +47,21 @@ SHOWN_TAGS = 3  # in the warning about tags that are not BIO
 class TaggingDataArguments(DataArguments):
     train_file: str | None = option(
         None,
-        f"Training file in UTF-8. A word and its tag per line: {', '.join(COLUMN_SUFFIXES)}; a sentence "
+        f"Training file in UTF-8. One word and its tag per line: {', '.join(COLUMN_SUFFIXES)}; one sentence "
         "per record: .json, .jsonl. Also .gz or .zst.",
     )
     tokens_column: str = option("tokens", "Key or column of a sentence's words.")
     tags_column: str | None = option(
         None,
-        f"Key or column of the tags. Default: the first of {', '.join(TAG_COLUMNS)} in the data. In a file "
-        "with a word per line, it is the number of the column, from 1. Default: the last; upos in .conllu.",
+        f"Key or column of the tags. Default: the first of {', '.join(TAG_COLUMNS)} in the data. In files with one "
+        "word per line, the number of the column, from 1. Default: the last; upos in .conllu.",
     )
     word_column: int | None = option(
-        None, "Number of the words' column in a file with a word per line, from 1. Default: the first; form in .conllu."
+        None, "Column of the words in files with one word per line, from 1. Default: the first; form in .conllu."
     )
     comments: list[str] = option(
         [],
-        "Beginnings of lines to skip in a file with a word per line, such as '# id'. Lines with # are "
+        "Prefixes of lines to skip in files with one word per line, such as '# id'. Lines with # are "
         "always skipped in .conllu.",
     )
     tag_scheme: Literal["keep", "iob1", "iobes"] = option(
