@@ -66,7 +66,7 @@ Gain over `baseline`: the difference, and the share of its errors that is gone.
 
 ## Layer weights
 
-Softmax-normalised, mean over the runs.
+Softmax-normalized, mean over the runs.
 
 | layer       | input |
 | ----------- | ----: |

@@ -178,7 +178,7 @@ def results_report(name: str, records: Sequence[RunRecord]) -> str:
     if scores := score_table(records):
         parts += ["## All scores", scores]
     if weights := mean_layer_weights(records):
-        parts += ["## Layer weights", "Softmax-normalised, mean over the runs.", layer_table(weights)]
+        parts += ["## Layer weights", "Softmax-normalized, mean over the runs.", layer_table(weights)]
     if types := type_table(records):
         parts += ["## By type", f"F1 on {splits_of([records[0]])[-1]}, in percent, mean over the runs.", types]
     return "\n\n".join([*parts, "## Runs", run_table(records, metric)])
