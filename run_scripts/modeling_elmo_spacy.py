@@ -20,10 +20,19 @@ def make_tok2vec(
     scalar_mix_mode: Literal["learned", "average", "top"] | int = "learned",
     batch_tokens: int = 4096,
 ) -> Model:
-    """A model for the components `elmo` and `tok2vec`, or for any that has a model `tok2vec` of its own."""
+    """A frozen biLM with a mix that learns, for `elmo`, `tok2vec`, or a component with a `tok2vec` of its own.
+
+    The biLM is loaded with the first text, or by `nlp.initialize()`. A saved pipeline contains it.
+
+    Args:
+        name: folder or Hub name of any ELMo model.
+        width: its `hidden_size`.
+        scalar_mix_mode: `"learned"`, or with fixed weights `"average"`, `"top"`, or a number (0 is the token layer).
+        batch_tokens: as for `elmo embed`.
+    """
     from modeling_elmo.run_scripts.vectors import spacy_pipe
 
-    return spacy_pipe.make_tok2vec(name, width, scalar_mix_mode, batch_tokens)
+    return spacy_pipe.wrap_encoder(spacy_pipe.DocumentEncoder(name, width, scalar_mix_mode, batch_tokens))
 
 
 @Language.factory("elmo", assigns=["doc.tensor"], default_config={"model": {"@architectures": ARCHITECTURE}})

@@ -23,7 +23,7 @@ from spacy.util import load_config, load_model_from_config  # noqa: E402
 from task_worker import bilm  # noqa: E402
 
 from modeling_elmo import ELMoModel, ELMoTokenizer  # noqa: E402
-from modeling_elmo.run_scripts.vectors.spacy_pipe import SentenceEncoder  # noqa: E402
+from modeling_elmo.run_scripts.vectors.spacy_pipe import DocumentEncoder  # noqa: E402
 
 ROOT = Path(__file__).parents[1]
 SHIPPED = str(ROOT / "model_cards" / "elmo-small-en")
@@ -255,8 +255,8 @@ def test_components_learn_and_share_one_reading(tmp_path, monkeypatch):
     examples = [Example.from_dict(nlp.make_doc(text), {**TREE, **each}) for text, each in ANNOTATIONS.items()]
     optimizer = nlp.initialize(lambda: examples)
     optimizer.learn_rate = 0.01
-    read, forward = [], SentenceEncoder.forward
-    monkeypatch.setattr(SentenceEncoder, "forward", lambda self, *docs: read.append(docs) or forward(self, *docs))
+    read, forward = [], DocumentEncoder.forward
+    monkeypatch.setattr(DocumentEncoder, "forward", lambda self, *docs: read.append(docs) or forward(self, *docs))
     for _ in range(15):
         losses = nlp.update(examples, sgd=optimizer)
     assert len(read) == 15 and losses.keys() == {*nlp.pipe_names}

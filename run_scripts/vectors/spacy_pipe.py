@@ -45,10 +45,13 @@ class ELMoPipe(Tok2Vec):
         return doc
 
 
-class SentenceEncoder(nn.Module):
+class DocumentEncoder(nn.Module):
     """A frozen biLM, which reads the sentences of documents, and a mix of its layers, which learns.
 
-    Args: as of `make_tok2vec`.
+    The words of the model are spaCy's tokens; those of white space are not read, and have zeros. A sentence is a
+    sequence of the model, and so is a document without sentence boundaries.
+
+    Args: as of `modeling_elmo_spacy.make_tok2vec`.
     """
 
     def __init__(self, name: str, width: int, scalar_mix_mode: str | int, batch_tokens: int):
@@ -94,28 +97,16 @@ class SentenceEncoder(nn.Module):
         return zeros.index_copy(0, torch.tensor(positions, dtype=torch.long, device=zeros.device), torch.cat(vectors))
 
 
-def make_tok2vec(name: str, width: int, scalar_mix_mode: str | int, batch_tokens: int) -> Model:
-    """The architecture `modeling_elmo.ELMoTok2Vec.v1`: documents to the mixed vectors of their tokens, with dropout.
-
-    The words of the model are spaCy's tokens; those of white space are not read, and have zeros. A sentence is a
-    sequence of the model, and so is a document without sentence boundaries.
-
-    The model is loaded with the first text, or by `nlp.initialize()`. A saved pipeline contains the model.
-
-    Args:
-        name: folder or Hub name of any ELMo model.
-        width: its `hidden_size`.
-        scalar_mix_mode: `"learned"`, or with fixed weights `"average"`, `"top"`, or a number (0 is the token layer).
-        batch_tokens: as for `elmo embed`.
-    """
-    encoder = PyTorchWrapper_v3(
-        SentenceEncoder(name, width, scalar_mix_mode, batch_tokens),
+def wrap_encoder(encoder: DocumentEncoder) -> Model:
+    """A model of documents to the vectors of their tokens, with the dropout of spaCy's training."""
+    wrapper = PyTorchWrapper_v3(
+        encoder,
         convert_outputs=split_documents,
         serialize_model=model_to_bytes,
         deserialize_model=model_from_bytes,
     )
-    tok2vec = chain(encoder, Dropout())
-    tok2vec.set_dim("nO", width)
+    tok2vec = chain(wrapper, Dropout())
+    tok2vec.set_dim("nO", encoder.width)
     return tok2vec
 
 
@@ -126,10 +117,11 @@ def split_documents(model: Model, docs_and_vectors: tuple[list[Doc], Tensor], is
         joined = xp2torch(model.ops.flatten(gradients), device=vectors.device)
         return ArgsKwargs(args=(vectors,), kwargs={"grad_tensors": joined})
 
-    return model.ops.unflatten(torch2xp(vectors), [len(doc) for doc in docs]), join_gradients
+    lengths = model.ops.asarray1i([len(doc) for doc in docs])
+    return model.ops.unflatten(torch2xp(vectors), lengths), join_gradients
 
 
-def model_to_bytes(encoder: SentenceEncoder) -> bytes:
+def model_to_bytes(encoder: DocumentEncoder) -> bytes:
     """The files of the model and its tokenizer."""
     encoder.load_once()
     with TemporaryDirectory() as folder:
@@ -139,7 +131,7 @@ def model_to_bytes(encoder: SentenceEncoder) -> bytes:
         return srsly.msgpack_dumps({path.name: path.read_bytes() for path in files})
 
 
-def model_from_bytes(encoder: SentenceEncoder, data: bytes, device: torch.device) -> SentenceEncoder:
+def model_from_bytes(encoder: DocumentEncoder, data: bytes, device: torch.device) -> DocumentEncoder:
     with TemporaryDirectory() as folder:
         for name, content in srsly.msgpack_loads(data).items():
             Path(folder, Path(name).name).write_bytes(content)
