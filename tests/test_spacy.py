@@ -1,11 +1,13 @@
-"""The component `elmo` in pipelines of the real spaCy, compared with the model's vectors of one sentence at a time."""
+"""ELMo in pipelines of the real spaCy, compared with the model's vectors of one sentence at a time."""
 
 import os
 import pickle
+import shutil
 import subprocess
 import sys
 from importlib.metadata import entry_points
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -14,20 +16,35 @@ import torch
 spacy = pytest.importorskip("spacy")
 
 import modeling_elmo_spacy  # noqa: E402, F401 (registers the factory in a clone that is not installed)
+from spacy.cli.convert import convert  # noqa: E402
+from spacy.cli.train import train  # noqa: E402
+from spacy.training import Example  # noqa: E402
+from spacy.util import load_config, load_model_from_config  # noqa: E402
 from task_worker import bilm  # noqa: E402
 
 from modeling_elmo import ELMoModel, ELMoTokenizer  # noqa: E402
-from modeling_elmo.run_scripts.vectors.spacy_pipe import ELMoPipe  # noqa: E402
+from modeling_elmo.run_scripts.vectors.spacy_pipe import DocumentEncoder  # noqa: E402
 
-SHIPPED = str(Path(__file__).parents[1] / "model_cards" / "elmo-small-en")
+ROOT = Path(__file__).parents[1]
+SHIPPED = str(ROOT / "model_cards" / "elmo-small-en")
+CONFIG = ROOT / "docs" / "spacy_ner.cfg"
 TEXT = "The play was a great success.\n\n  They play chess. The actors in that play were superb."
 TEXTS = [TEXT, "", " \n", "A play.", "One sentence of a few words . " * 5, "Don't!"]
+ANNOTATIONS = {  # of all components that a `tok2vec` may serve
+    "They play chess": {"tags": ["PRP", "VBP", "NN"], "entities": [(10, 15, "GAME")], "cats": {"now": 1, "then": 0}},
+    "We saw Emma": {"tags": ["PRP", "VBD", "NNP"], "entities": [(7, 11, "PERSON")], "cats": {"now": 0, "then": 1}},
+}
+TREE = {"heads": [1, 1, 1], "deps": ["nsubj", "ROOT", "dobj"]}
 LOAD = """
 import sys, numpy, spacy
 assert spacy.blank("en").has_factory("elmo")
 assert "modeling_elmo" not in sys.modules, "every pipeline would import torch and transformers"
 numpy.save("vectors.npy", spacy.load("saved")(sys.argv[1]).tensor)
 """
+
+
+def architecture(name: str, width: int = 16, **options) -> dict[str, Any]:
+    return {"@architectures": "modeling_elmo.ELMoTok2Vec.v1", "name": name, "width": width, **options}
 
 
 @pytest.fixture(scope="module")
@@ -37,11 +54,11 @@ def model_dir(tmp_path_factory) -> str:
 
 @pytest.fixture(scope="module")
 def pipeline(model_dir):
-    def make(sentences: bool = True, **config):
+    def make(sentences: bool = True, **options):
         nlp = spacy.blank("en")
         if sentences:
             nlp.add_pipe("sentencizer")
-        nlp.add_pipe("elmo", config={"model": model_dir, "device": "cpu", **config})
+        nlp.add_pipe("elmo", config={"model": architecture(**{"name": model_dir} | options)})
         return nlp
 
     return make
@@ -72,12 +89,12 @@ def plain_vectors(model_dir):
 
 
 @pytest.mark.parametrize(
-    ("layer", "of_layers"),
-    [("top", lambda layers: layers[2]), ("average", lambda layers: layers.mean(0)), (1, lambda layers: layers[1])],
+    ("mode", "of_layers"),
+    [("top", lambda layers: layers[2]), ("learned", lambda layers: layers.mean(0)), (1, lambda layers: layers[1])],
 )
 @pytest.mark.parametrize("sentences", [True, False])
-def test_vectors_are_those_of_the_model(pipeline, plain_vectors, layer, of_layers, sentences):
-    docs = pipeline(sentences, layer=layer, batch_tokens=8).pipe(TEXTS, batch_size=3)
+def test_vectors_are_those_of_the_model(pipeline, plain_vectors, mode, of_layers, sentences):
+    docs = pipeline(sentences, scalar_mix_mode=mode, batch_tokens=8).pipe(TEXTS, batch_size=3)
     for doc, text in zip(docs, TEXTS, strict=True):
         expected = of_layers(plain_vectors(doc))
         assert doc.text == text
@@ -119,7 +136,7 @@ def test_documents_whose_tokens_were_split_or_merged(pipeline):
 
 
 def test_similarity_depends_on_the_context(pipeline):
-    nlp = pipeline(model=SHIPPED)
+    nlp = pipeline(name=SHIPPED, width=512, scalar_mix_mode="top")
     doc = nlp(TEXT)
     stage, chess, actors = (token for token in doc if token.text == "play")
     vectors = torch.from_numpy(doc.tensor)
@@ -154,11 +171,11 @@ def test_a_saved_pipeline_needs_no_import_and_no_other_folder(model_dir, nlp, tm
 
 
 def test_bytes_pickles_and_configurations(pipeline, nlp):
-    empty = pipeline(model="nowhere")
+    empty = pipeline(name="nowhere")
     others = [
         empty.from_bytes(nlp.to_bytes()),
         pickle.loads(pickle.dumps(nlp)),
-        spacy.util.load_model_from_config(spacy.util.Config().from_str(nlp.config.to_str())),
+        load_model_from_config(spacy.util.Config().from_str(nlp.config.to_str())),
     ]
     for other in others:
         np.testing.assert_allclose(other(TEXT).tensor, nlp(TEXT).tensor, atol=1e-6)
@@ -166,31 +183,109 @@ def test_bytes_pickles_and_configurations(pipeline, nlp):
 
 def test_mistakes(pipeline, nlp, tmp_path):
     with pytest.raises(FileNotFoundError, match=f"{tmp_path} has no config.json"):
-        pipeline(model=str(tmp_path)).initialize()
-    with pytest.raises(ValueError, match="elmo -> layer.*'last' is not.*'top', 'average', 'mixed'"):
-        pipeline(layer="last")
-    with pytest.raises(ValueError, match="elmo -> model\tmissing required argument"):
+        pipeline(name=str(tmp_path)).initialize()
+    with pytest.raises(ValueError, match="scalar_mix_mode.*'last' is not.*'learned', 'average', 'top'"):
+        pipeline(scalar_mix_mode="last")
+    with pytest.raises(ValueError, match="name\tmissing required argument"):
         spacy.blank("en").add_pipe("elmo")
+    with pytest.raises(ValueError, match="width is 512, but .*elmo-tiny has vectors of 16 numbers; pass 16"):
+        pipeline(width=512).initialize()
     nlp.vocab.set_vector("chess", np.ones(300))
     with pytest.raises(ValueError, match=r"\(16,\) and \(300,\)"):
         nlp("Chess")[0].similarity(nlp.vocab["chess"])
 
 
-def test_a_long_text_without_sentences_is_warned_of(model_dir, nlp, caplog):
-    pipe = ELMoPipe("elmo", model_dir, batch_tokens=7)
-    pipe(nlp.make_doc("word " * 7))
+def test_a_long_text_without_sentences_is_warned_of(pipeline, caplog):
+    nlp = pipeline(sentences=False, batch_tokens=7)
+    nlp("word " * 7)
     assert not caplog.messages
-    pipe(nlp.make_doc("word " * 8))
+    nlp("word " * 8)
     assert "A sentence has 8 words, more than batch_tokens (7)" in caplog.text and '"sentencizer"' in caplog.text
 
 
-def test_an_error_handler_gets_the_documents_that_failed(pipeline, model_dir):
-    """Of `pipe`. spaCy handles errors of a single call itself, for which the component must raise them."""
+def test_an_error_handler_gets_the_documents_that_failed(pipeline):
     failed = []
-    nlp = pipeline(model="nowhere")
+    nlp = pipeline(name="nowhere")
     nlp.set_error_handler(lambda name, pipe, docs, error: failed.append((name, len(docs), type(error))))
     assert list(nlp.pipe(["A play.", "A film."])) == [] and failed == [("elmo", 2, FileNotFoundError)]
-    broken = ELMoPipe("elmo", model_dir, layer="9")
-    broken.set_error_handler(lambda *_: None)
-    with pytest.raises(ValueError, match="layer 9: pass top, average, mixed, or a number up to 2"):
-        broken(spacy.blank("en")("A play."))
+
+
+@pytest.mark.slow
+def test_processes_give_the_same_vectors(nlp):
+    for doc, expected in zip(nlp.pipe(TEXTS, n_process=2, batch_size=2), nlp.pipe(TEXTS), strict=True):
+        np.testing.assert_allclose(doc.tensor, expected.tensor, atol=1e-6)
+
+
+def test_gradients_of_the_mix(model_dir, plain_vectors):
+    """Those of equation 1, from torch, for the first step; the biLM has none. A step changes what is read and saved."""
+    nlp = spacy.blank("en")
+    model = nlp.add_pipe("tok2vec", config={"model": architecture(model_dir)}).model
+    docs = [nlp.make_doc(text) for text in TEXTS]
+    _, backprop = model.begin_update([nlp.make_doc(" "), nlp.make_doc("")])  # no words, no gradient
+    backprop([np.ones((1, 16), np.float32), np.ones((0, 16), np.float32)])
+    vectors, backprop = model.begin_update(docs)
+    factors = [np.random.default_rng(0).normal(size=each.shape).astype(np.float32) for each in vectors]
+    backprop(factors)
+    weights, gamma = torch.zeros(3, requires_grad=True), torch.ones(1, requires_grad=True)
+    for doc, factor in zip(docs, factors, strict=True):
+        mixed = gamma * torch.einsum("l,lte->te", weights.softmax(0), torch.from_numpy(plain_vectors(doc)))
+        (mixed * torch.from_numpy(factor)).sum().backward()
+    encoder = model.layers[0].shims[0]._model
+    found = {name: each.grad for name, each in encoder.bilm.named_parameters() if each.grad is not None}
+    assert found.keys() == {"scalar_mix.weights", "scalar_mix.gamma"}
+    torch.testing.assert_close(found["scalar_mix.weights"], weights.grad, rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(found["scalar_mix.gamma"], gamma.grad, rtol=1e-4, atol=1e-4)
+    before = {name: each.clone() for name, each in encoder.bilm.named_parameters()}
+    model.finish_update(spacy.util.registry.optimizers.get("SGD.v1")(0.1))
+    changed = {name for name, each in encoder.bilm.named_parameters() if not torch.equal(each, before[name])}
+    assert changed == found.keys()
+    again = nlp.from_bytes(nlp.to_bytes())(TEXT).tensor
+    expected = np.einsum("l,lte->te", encoder.bilm.scalar_mix.layer_weights().detach(), plain_vectors(docs[0]))
+    np.testing.assert_allclose(again, encoder.bilm.scalar_mix.gamma.item() * expected, atol=1e-5)
+
+
+def test_components_learn_and_share_one_reading(tmp_path, monkeypatch):
+    """A tagger, a parser, an entity recognizer and a classifier, saved together, without the folder of the model."""
+    folder = shutil.copytree(SHIPPED, tmp_path / "bilm")
+    nlp = spacy.blank("en")
+    nlp.add_pipe("elmo", config={"model": architecture(str(folder), width=512)})
+    listener = {"@architectures": "spacy.Tok2VecListener.v1", "width": 512}
+    for kind, options in {"tagger": {}, "parser": {"min_action_freq": 1}, "ner": {}, "textcat": {}}.items():
+        nlp.add_pipe(kind, config={"model": {"tok2vec": listener}, **options})
+    examples = [Example.from_dict(nlp.make_doc(text), {**TREE, **each}) for text, each in ANNOTATIONS.items()]
+    optimizer = nlp.initialize(lambda: examples)
+    optimizer.learn_rate = 0.01
+    read, forward = [], DocumentEncoder.forward
+    monkeypatch.setattr(DocumentEncoder, "forward", lambda self, *docs: read.append(docs) or forward(self, *docs))
+    for _ in range(15):
+        losses = nlp.update(examples, sgd=optimizer)
+    assert len(read) == 15 and losses.keys() == {*nlp.pipe_names}
+    nlp.to_disk(tmp_path / "saved")
+    shutil.rmtree(folder)
+    for pipeline in (nlp, spacy.load(tmp_path / "saved")):
+        for doc, (text, gold) in zip(pipeline.pipe(ANNOTATIONS), ANNOTATIONS.items(), strict=True):
+            assert [token.tag_ for token in doc] == gold["tags"]
+            assert [token.dep_ for token in doc] == TREE["deps"]
+            assert [(each.start_char, each.end_char, each.label_) for each in doc.ents] == gold["entities"]
+            assert max(doc.cats, key=doc.cats.get) == max(gold["cats"], key=gold["cats"].get), text
+
+
+def test_the_configuration_of_the_documents_trains(model_dir, tmp_path):
+    """Of `docs/spacy_ner.cfg`, also with the architecture inside of the component."""
+    for part in ("train", "dev"):
+        data = ROOT / "tests" / "fixtures" / "tasks" / f"wnut17_{part}.conll"
+        convert(data, tmp_path, file_type="spacy", converter="ner", n_sents=1, silent=True)
+    overrides = {f"paths.{part}": str(tmp_path / f"wnut17_{part}.spacy") for part in ("train", "dev")}
+    overrides |= {"components.tok2vec.model.name": model_dir, "components.tok2vec.model.width": 16}
+    overrides |= {"training.max_steps": 3, "training.eval_frequency": 3}
+    train(CONFIG, tmp_path / "shared", overrides=overrides)
+    config = load_config(tmp_path / "shared" / "model-last" / "config.cfg", interpolate=True)
+    config["components"]["ner"]["model"]["tok2vec"] = config["components"].pop("tok2vec")["model"]
+    config["nlp"]["pipeline"] = ["ner"]
+    config.to_disk(tmp_path / "own.cfg")
+    train(tmp_path / "own.cfg", tmp_path / "own")
+    for name in ("shared", "own"):
+        nlp = spacy.load(tmp_path / name / "model-last")
+        mix = [node for _, pipe in nlp.pipeline for node in pipe.model.walk() if node.shims][0].shims[0]._model.bilm
+        assert mix.scalar_mix.gamma != 1 and mix.scalar_mix.weights.any()
+        assert [doc.text for doc in nlp.pipe(TEXTS)] == TEXTS

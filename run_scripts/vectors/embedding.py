@@ -80,12 +80,8 @@ def embed_block(
     Args:
         states: what the block before left, `()` at first. Then the lines are one batch, whose rows continue its rows.
     """
-    mix = model.scalar_mix
-    if layers == "mixed" and mix is None:
-        raise ValueError("This model has no mix of its layers; pass other layers: 'all', 'top', 'average' or 'sum'.")
-    if layers == "mixed" and mix.layer_norm in ("allennlp", "bilm"):
-        logger.warning_once("`scalar_mix_layer_norm` of this model is over a batch, so each line is one: this is slow.")
-        batch_tokens = 1
+    if layers == "mixed":
+        batch_tokens = reproducible_batch_tokens(model, batch_tokens)
     tokens, inputs = encode_lines(lines, tokenizer)
     lengths = [len(each["input_ids"]) for each in inputs]
     vectors = [np.empty(0)] * len(lines)
@@ -105,6 +101,16 @@ def embed_block(
         rest = (state[len(lines) :] for state in states or ends)
         states = tuple(map(torch.cat, zip(ends, rest, strict=True)))
     return VectorBlock(lines, tokens, vectors, states or ())
+
+
+def reproducible_batch_tokens(model, batch_tokens: int) -> int:
+    """The tokens of a batch whose mixed vectors depend on nothing but their sentences."""
+    if (mix := model.scalar_mix) is None:
+        raise ValueError("This model has no mix of its layers; pass other layers: 'all', 'top', 'average' or 'sum'.")
+    if mix.layer_norm not in ("allennlp", "bilm"):
+        return batch_tokens
+    logger.warning_once("`scalar_mix_layer_norm` of this model is over a batch, so each line is one: this is slow.")
+    return 1
 
 
 def rows_of(states: tuple[Tensor, ...], number: int) -> tuple[Tensor, ...] | None:
@@ -150,8 +156,12 @@ def load_model_and_tokenizer(
     trust_remote_code: bool = False,
     compute_dtype: str = "float32",
     auto_class: Any = AutoModel,
+    **config: Any,
 ):
     """The model of `--model` on its device, in eval mode, and its tokenizer. 8 bits are for CPUs: their default device.
+
+    Args:
+        config: options to change in its configuration.
 
     Raises:
         FileNotFoundError, ValueError: the folder has no ELMo model, or its weights are incomplete.
@@ -163,7 +173,7 @@ def load_model_and_tokenizer(
     place = local_device(device or ("cpu" if int8 else None))
     trust = {"trust_remote_code": trust_remote_code}
     dtype = torch.float32 if int8 else getattr(torch, compute_dtype)
-    model, loading = load_pretrained(auto_class, name, dtype=dtype, output_loading_info=True, **trust)
+    model, loading = load_pretrained(auto_class, name, dtype=dtype, output_loading_info=True, **trust, **config)
     if model.config.model_type != "elmo":  # of the Hub
         raise ValueError(f"--model {name} is a {model.config.model_type!r} model; pass an ELMo model.")
     if absent := sorted(key for key in loading["missing_keys"] if not key.startswith("scalar_mix.")):

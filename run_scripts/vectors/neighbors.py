@@ -28,9 +28,9 @@ def in_context(words: Sequence[str], start: int, end: int, width: int) -> str:
     return "{} [{}] {}".format(*map(" ".join, parts)).strip()
 
 
-def check_layer(layer: str, num_layers: int, option: str = "--layer"):
+def check_layer(layer: str, num_layers: int):
     if layer not in (*NAMED_LAYERS, *map(str, range(num_layers + 1))):
-        raise ValueError(f"{option} {layer}: pass {', '.join(NAMED_LAYERS)}, or a number up to {num_layers}.")
+        raise ValueError(f"--layer {layer}: pass {', '.join(NAMED_LAYERS)}, or a number up to {num_layers}.")
 
 
 def find_uses(sentences: Iterable[Sequence[str]], word: str) -> Iterator[WordUse]:
@@ -51,26 +51,18 @@ def sample_uses(uses: Sequence[WordUse], max_uses: int, num_queries: int, seed: 
 
 
 def use_vectors(uses: Sequence[WordUse], model, tokenizer, layer: str) -> np.ndarray:
-    """The vectors of one layer, `(uses, hidden_size)`. Each distinct sentence is computed once."""
+    """The vectors of one layer, or of `NAMED_LAYERS`: `(uses, hidden_size)`. Equal sentences are computed once."""
     members: dict[tuple[str, ...], list[int]] = {}
     for number, use in enumerate(uses):
         members.setdefault(tuple(use.words), []).append(number)
     found: dict[int, np.ndarray] = {}
-    vectors = layer_vectors([*members], model, tokenizer, layer)
-    for each, numbers in zip(vectors, members.values(), strict=True):
+    is_named = layer in NAMED_LAYERS
+    computed = embed_sentences([*members], model, tokenizer, cast(LayerChoice, layer if is_named else "all"))
+    for (_, vectors), numbers in zip(computed, members.values(), strict=True):
+        each = vectors if is_named else vectors[int(layer)]
         # Copies: a row of an array keeps all layers of the whole sentence in memory.
         found |= {number: each[uses[number].position].copy() for number in numbers}
     return np.stack([found[number] for number in range(len(uses))])
-
-
-def layer_vectors(
-    sentences: Iterable[Sequence[str]], model, tokenizer, layer: str, batch_tokens: int = 4096
-) -> Iterator[np.ndarray]:
-    """The vectors `(words, hidden_size)` of each sentence in one layer, or of `NAMED_LAYERS`."""
-    is_named = layer in NAMED_LAYERS
-    layers = cast(LayerChoice, layer if is_named else "all")
-    for _, vectors in embed_sentences(sentences, model, tokenizer, layers, batch_tokens=batch_tokens):
-        yield vectors if is_named else vectors[int(layer)]
 
 
 def normalize(vectors: np.ndarray) -> np.ndarray:

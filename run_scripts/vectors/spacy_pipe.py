@@ -1,74 +1,40 @@
-"""ELMo in spaCy pipelines: vectors of tokens, spans and documents that depend on their sentences."""
+"""ELMo in spaCy pipelines: vectors of tokens that depend on their sentences, for components and for similarities."""
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
 import srsly
-from spacy.language import Language
-from spacy.pipeline import Pipe
+import torch
+from spacy.pipeline.tok2vec import Tok2Vec
 from spacy.tokens import Doc, Span, Token
-from spacy.util import minibatch
+from thinc.api import ArgsKwargs, Dropout, Model, PyTorchWrapper_v3, chain, to_numpy, torch2xp, xp2torch
+from thinc.util import get_torch_default_device
+from torch import Tensor, nn
 from transformers.utils import logging
 
 from modeling_elmo.run_scripts.program.processes import use_one_thread_if_forked
-from modeling_elmo.run_scripts.vectors.embedding import load_model_and_tokenizer
-from modeling_elmo.run_scripts.vectors.neighbors import check_layer, layer_vectors, normalize
+from modeling_elmo.run_scripts.vectors.embedding import load_model_and_tokenizer, reproducible_batch_tokens
+from modeling_elmo.run_scripts.vectors.lines import NUM_MARKERS, length_sorted_batches
+from modeling_elmo.run_scripts.vectors.neighbors import normalize
 
 logger = logging.get_logger(__name__)
 
 
-class ELMoPipe(Pipe):
-    """Sets `doc.tensor`, and what spaCy reads from it: the vectors and similarities of tokens, spans and documents.
+class ELMoPipe(Tok2Vec):
+    """A `tok2vec` whose vectors are also those of tokens, spans and documents, and their similarities.
 
-        nlp.add_pipe("elmo", config={"model": "elmo-tiny"})
+        nlp.add_pipe("elmo", config={"model": {"name": "elmo-tiny", "width": 32}})
 
-    The words of the model are spaCy's tokens; those of white space are not read, and have zeros. A sentence is a
-    sequence of the model, and so is a document without sentence boundaries. Spans and documents have mean vectors.
-
-    The model is loaded with the first text, or by `nlp.initialize()`. A saved pipeline contains the model.
-
-    Args:
-        name: of the component in its pipeline.
-        model: folder or Hub name of any ELMo model.
-        layer: `"top"`, `"average"`, `"mixed"`, or a number (`"0"` is the token layer).
-        batch_tokens, device, trust_remote_code: as for `elmo embed`.
-
-    Shape:
-        doc.tensor: `(tokens, hidden_size)`, float32.
+    Spans and documents have the mean of their words.
     """
 
-    def __init__(
-        self,
-        name: str,
-        model: str,
-        layer: str = "top",
-        batch_tokens: int = 4096,
-        device: str | None = None,
-        trust_remote_code: bool = False,
-    ):
-        self.name, self.model, self.layer, self.batch_tokens = name, model, layer, batch_tokens
-        self.device, self.trust_remote_code = device, trust_remote_code
-        self._loaded: tuple[Any, Any] | None = None
-
-    def __call__(self, doc: Doc) -> Doc:
-        self._set_vectors([doc])
-        return doc
-
-    def pipe(self, stream: Iterable[Doc], *, batch_size: int = 128) -> Iterator[Doc]:
-        """The documents in their order, with vectors. Sentences of `batch_size` documents are sorted by length."""
-        for docs in minibatch(stream, size=batch_size):
-            try:
-                self._set_vectors(docs)
-                yield from docs
-            except Exception as error:  # spaCy's handler decides which documents may be lost
-                self.get_error_handler()(self.name, self, docs, error)
-
-    def initialize(self, get_examples: Any = None, *, nlp: Language | None = None) -> None:
-        """Loads the model. It learns nothing from the examples."""
-        self._model_and_tokenizer()
+    def set_annotations(self, docs: Sequence[Doc], tokvecses: Any) -> None:
+        super().set_annotations(docs, tokvecses)
+        for doc in docs:
+            self.add_hooks(doc)
 
     def add_hooks(self, doc: Doc) -> Doc:
         """Makes spaCy read vectors from `doc.tensor`. Call it after `Doc.from_bytes`, which forgets hooks."""
@@ -78,47 +44,99 @@ class ELMoPipe(Pipe):
         doc.user_hooks |= {**hooks, "vector_norm": vector_norm}
         return doc
 
-    def to_disk(self, path: str | Path, *, exclude: Iterable[str] = ()) -> None:
-        for each in self._model_and_tokenizer():
-            each.save_pretrained(path)
 
-    def from_disk(self, path: str | Path, *, exclude: Iterable[str] = ()) -> "ELMoPipe":
-        self._loaded = load_model_and_tokenizer(str(path), self.device, self.trust_remote_code)
-        return self
+class DocumentEncoder(nn.Module):
+    """A frozen biLM, which reads the sentences of documents, and a mix of its layers, which learns.
 
-    def to_bytes(self, *, exclude: Iterable[str] = ()) -> bytes:
-        """The files of `to_disk`, without its folder for sentence-transformers."""
-        with TemporaryDirectory() as folder:
-            self.to_disk(folder)
-            files = (path for path in Path(folder).iterdir() if path.is_file())
-            return srsly.msgpack_dumps({path.name: path.read_bytes() for path in files})
+    The words of the model are spaCy's tokens; those of white space are not read, and have zeros. A sentence is a
+    sequence of the model, and so is a document without sentence boundaries.
 
-    def from_bytes(self, data: bytes, *, exclude: Iterable[str] = ()) -> "ELMoPipe":
-        with TemporaryDirectory() as folder:
-            for name, content in srsly.msgpack_loads(data).items():
-                Path(folder, Path(name).name).write_bytes(content)
-            return self.from_disk(folder)
+    Args: as of `modeling_elmo_spacy.make_tok2vec`.
+    """
 
-    def _model_and_tokenizer(self) -> tuple[Any, Any]:
-        if self._loaded is None:
-            model, tokenizer = load_model_and_tokenizer(self.model, self.device, self.trust_remote_code)
-            check_layer(self.layer, model.config.num_hidden_layers, option="layer")
-            self._loaded = model, tokenizer
-        return self._loaded
+    def __init__(self, name: str, width: int, scalar_mix_mode: str | int, batch_tokens: int):
+        super().__init__()
+        self.name, self.width, self.scalar_mix_mode, self.batch_tokens = name, width, scalar_mix_mode, batch_tokens
+        self.bilm: Any = None
+        self.tokenizer: Any = None
 
-    def _set_vectors(self, docs: list[Doc]) -> None:
+    def load(self, folder: str, **options: Any) -> None:
+        model, self.tokenizer = load_model_and_tokenizer(folder, str(get_torch_default_device()), **options)
+        if (width := model.config.hidden_size) != self.width:
+            raise ValueError(f"width is {self.width}, but {self.name} has vectors of {width} numbers; pass {width}.")
+        model.freeze()
+        self.bilm = model
+
+    def load_once(self) -> None:
+        if self.bilm is None:
+            self.load(self.name, scalar_mix_mode=self.scalar_mix_mode)
+
+    def forward(self, *docs: Doc) -> Tensor:
+        """The vectors of all tokens, document after document: `(tokens, width)`."""
         use_one_thread_if_forked()  # by nlp.pipe(n_process=2)
-        model, tokenizer = self._model_and_tokenizer()
+        self.load_once()
+        total, sentences = 0, []
         for doc in docs:
-            self.add_hooks(doc).tensor = np.zeros((len(doc), model.config.hidden_size), np.float32)
-        sentences = [(doc, words) for doc in docs for words in words_of_sentences(doc)]
+            sentences += [(total, words) for words in words_of_sentences(doc)]
+            total += len(doc)
         if (longest := max((len(words) for _, words in sentences), default=0)) > self.batch_tokens:
             longer = f"A sentence has {longest:,} words, more than batch_tokens ({self.batch_tokens:,})"
-            logger.warning_once(f'{longer}. To split documents: nlp.add_pipe("sentencizer", before="elmo").')
-        texts = ([word.text for word in words] for _, words in sentences)
-        found = layer_vectors(texts, model, tokenizer, self.layer, self.batch_tokens)
-        for (doc, words), vectors in zip(sentences, found, strict=True):
-            doc.tensor[[word.i for word in words]] = vectors
+            logger.warning_once(f'{longer}. To split documents: nlp.add_pipe("sentencizer", first=True).')
+        gamma = self.bilm.scalar_mix.gamma
+        zeros = gamma.new_zeros(total, self.width)
+        vectors, positions = [gamma * zeros[:0]], []  # a batch without words has a gradient, too
+        lengths = [len(words) + NUM_MARKERS for _, words in sentences]
+        for batch in length_sorted_batches(lengths, reproducible_batch_tokens(self.bilm, self.batch_tokens)):
+            texts = [[word.text for word in sentences[i][1]] for i in batch]
+            options = {"is_split_into_words": True, "padding": True, "padding_side": "right", "return_tensors": "pt"}
+            output = self.bilm(**self.tokenizer(texts, **options))
+            for i, mixed in zip(batch, output.elmo_embeddings, strict=True):
+                start, words = sentences[i]
+                vectors.append(mixed[1 : len(words) + 1])
+                positions += [start + word.i for word in words]
+        return zeros.index_copy(0, torch.tensor(positions, dtype=torch.long, device=zeros.device), torch.cat(vectors))
+
+
+def wrap_encoder(encoder: DocumentEncoder) -> Model:
+    """A model of documents to the vectors of their tokens, with the dropout of spaCy's training."""
+    wrapper = PyTorchWrapper_v3(
+        encoder,
+        convert_outputs=split_documents,
+        serialize_model=model_to_bytes,
+        deserialize_model=model_from_bytes,
+    )
+    tok2vec = chain(wrapper, Dropout())
+    tok2vec.set_dim("nO", encoder.width)
+    return tok2vec
+
+
+def split_documents(model: Model, docs_and_vectors: tuple[list[Doc], Tensor], is_train: bool) -> tuple[list, Callable]:
+    docs, vectors = docs_and_vectors
+
+    def join_gradients(gradients: list) -> ArgsKwargs:
+        joined = xp2torch(model.ops.flatten(gradients), device=vectors.device)
+        return ArgsKwargs(args=(vectors,), kwargs={"grad_tensors": joined})
+
+    lengths = model.ops.asarray1i([len(doc) for doc in docs])
+    return model.ops.unflatten(torch2xp(vectors), lengths), join_gradients
+
+
+def model_to_bytes(encoder: DocumentEncoder) -> bytes:
+    """The files of the model and its tokenizer."""
+    encoder.load_once()
+    with TemporaryDirectory() as folder:
+        for each in (encoder.bilm, encoder.tokenizer):
+            each.save_pretrained(folder)
+        files = (path for path in Path(folder).iterdir() if path.is_file())
+        return srsly.msgpack_dumps({path.name: path.read_bytes() for path in files})
+
+
+def model_from_bytes(encoder: DocumentEncoder, data: bytes, device: torch.device) -> DocumentEncoder:
+    with TemporaryDirectory() as folder:
+        for name, content in srsly.msgpack_loads(data).items():
+            Path(folder, Path(name).name).write_bytes(content)
+        encoder.load(folder)
+    return encoder
 
 
 def words_of_sentences(doc: Doc) -> Iterator[list[Token]]:
@@ -132,11 +150,11 @@ def words_of_sentences(doc: Doc) -> Iterator[list[Token]]:
 
 
 def token_vector(token: Token) -> np.ndarray:
-    return token.doc.tensor[token.i]
+    return to_numpy(token.doc.tensor[token.i])
 
 
 def mean_vector(tokens: Doc | Span) -> np.ndarray:
-    vectors = np.asarray(tokens.tensor)[: len(tokens)]  # spaCy leaves a row behind when it splits a token
+    vectors = to_numpy(tokens.tensor)[: len(tokens)]  # spaCy leaves a row behind when it splits a token
     words = vectors[[not token.is_space for token in tokens]]
     return words.mean(0) if len(words) else np.zeros_like(vectors, shape=vectors.shape[1:])
 
