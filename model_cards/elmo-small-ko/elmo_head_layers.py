@@ -78,16 +78,12 @@ class TokenFeatures(nn.Module):
             features.append(self.word_embeddings(unpad(input_ids, mask_BT).long()))
         if self.char_encoder is not None:
             assert character_ids is not None
-            features.append(_encode_text(self.char_encoder, character_ids.long(), mask_BT))
+            if is_hooked(self.char_encoder) or is_exporting():  # a hook sees every position
+                features.append(unpad(self.char_encoder(character_ids.long()), mask_BT))
+            else:
+                distinct_UW, index_N = distinct_rows(unpad(character_ids.long(), mask_BT))
+                features.append(self.char_encoder(distinct_UW)[index_N])
         return torch.cat(features, dim=-1)
-
-
-def _encode_text(encoder: ELMoCharacterEncoder, characters_BTW: Tensor, mask_BT: Tensor) -> Tensor:
-    """Features `(tokens, filters)`, from each distinct word once, or from each position if a hook is to see it."""
-    if is_hooked(encoder) or is_exporting():
-        return unpad(encoder(characters_BTW), mask_BT)
-    distinct_UW, index_N = distinct_rows(unpad(characters_BTW, mask_BT))
-    return encoder(distinct_UW)[index_N]
 
 
 def _character_config(config: ELMoConfig) -> ELMoConfig:
@@ -355,18 +351,12 @@ class TaskRNN(nn.Module):
 
         The forget gate of an LSTM has an input bias of 1 (Jozefowicz et al. 2015).
         """
-        is_lstm = self.cell is nn.LSTM
+        is_lstm = self.cell is nn.LSTM  # with the gates i, f, g, o, not r, z, n
         for name, parameter in self.layers.named_parameters():
-            gates = parameter.chunk(4 if is_lstm else 3)  # i, f, g, o or r, z, n
             if ".weight_ih" in name:
                 init.xavier_uniform_(parameter)
-            elif ".weight_hh" in name:
-                init.copy_(parameter, torch.cat([init.orthogonal_(torch.empty_like(gate)) for gate in gates]))
             else:
-                filled = [
-                    torch.full_like(gate, is_lstm and ".bias_ih" in name and k == 1) for k, gate in enumerate(gates)
-                ]
-                init.copy_(parameter, torch.cat(filled))
+                reset_gates_(parameter, 4 if is_lstm else 3, has_forget_gate=is_lstm and ".bias_hh" not in name)
 
 
 class TaskLSTM(TaskRNN):
@@ -398,7 +388,9 @@ def read_both_ways(layer: nn.Module, x_ND: Tensor, texts: Texts) -> Tensor:
     """
     if isinstance(texts, PaddedTexts):
         return torch.cat([_scan_layer(layer, x_ND, texts, suffix) for suffix in ("", "_reverse")], -1)
-    if not _fits_kernel(layer, x_ND) or choose_backend([], x_ND, *layer.parameters())[0] == "reference":
+    kind, tensors = (product_dtype(x_ND), x_ND.device), (x_ND, *layer.parameters())
+    is_plain = all((p.dtype, p.device) == kind for p in tensors) and is_unmodified(layer, (nn.GRU, nn.LSTM))
+    if not is_plain or choose_backend([], *tensors)[0] == "reference":
         if not len(x_ND):  # which `torch.nn` refuses; gradients are zeros and not missing
             width = 2 * cast(nn.LSTM, layer).hidden_size
             return x_ND.new_zeros(0, width) + sum(0 * weight.sum() for weight in layer.parameters())
@@ -427,10 +419,14 @@ def _scan_layer(layer: nn.Module, x_ND: Tensor, texts: PaddedTexts, suffix: str)
     return texts.scan(step, zeros_B2H, F.linear(x_ND, weight, bias), reverse=bool(suffix))[1].chunk(2, -1)[0]
 
 
-def _fits_kernel(layer: nn.Module, x_ND: Tensor) -> bool:
-    kind = product_dtype(x_ND), x_ND.device
-    same = all((p.dtype, p.device) == kind for p in (x_ND, *layer.parameters()))
-    return same and is_unmodified(layer, (nn.GRU, nn.LSTM))
+def reset_gates_(parameter: Tensor, gates: int, has_forget_gate: bool = True):
+    """Orthogonal matrices of all gates; or their biases, 0, and 1 at the second gate if it forgets."""
+    parts = parameter.chunk(gates)
+    if parameter.dim() > 1:
+        parts = tuple(init.orthogonal_(torch.empty_like(part)) for part in parts)
+    else:
+        parts = tuple(torch.full_like(part, has_forget_gate and k == 1) for k, part in enumerate(parts))
+    init.copy_(parameter, torch.cat(parts))
 
 
 def glorot_(module: nn.Module, *types: type[nn.Module]):
@@ -519,10 +515,7 @@ class _LSTM(torch.autograd.Function):
         of_cell = [new * enter * (1 - enter), _before(cells, texts) * forget * (1 - forget), enter * (1 - new.square())]
         of_state, to_cell = squashed * output * (1 - output), output * (1 - squashed.square())
         gates = of_state.new_empty(len(of_state), 4, of_state.shape[1])
-        grads, carry = (
-            _in_steps(grad_N2H, texts),
-            _products(weight_KGH.transpose(1, 2)),
-        )
+        grads, carry = _in_steps(grad_N2H, texts), _products(weight_KGH.transpose(1, 2))
         state_KBH = cell_KBH = None  # gradients from the next step
         tensors = (grads, torch.stack(of_cell, 1), of_state, to_cell, forget, gates)
         for grad_KBH, of_cell_, of_state_, to_cell_, forget_KBH, gates_ in reversed(_steps(texts, *tensors)):

@@ -20,7 +20,7 @@ from transformers import DataCollatorWithPadding
 
 from modeling_elmo import ELMoForQuestionAnswering, ELMoTokenizer
 from modeling_elmo.pipeline_elmo import best_answers, characters_of_contexts
-from modeling_elmo.run_scripts.fine_tuning.data import DataArguments, Source, check_cell, is_text, split_sources
+from modeling_elmo.run_scripts.fine_tuning.data import DataArguments, check_cell, is_text, split_sources
 from modeling_elmo.run_scripts.fine_tuning.metrics import answer_scores
 from modeling_elmo.run_scripts.fine_tuning.task import Batch, Record, SplitOutput, Task, log_mean_probabilities
 from modeling_elmo.run_scripts.fine_tuning.trainer import ADADELTA_HELP, EMA_HELP, TaskTrainingArguments
@@ -78,7 +78,12 @@ class QuestionAnswering(Task):
 
     def read_data(self) -> DatasetDict:
         found = split_sources(self.arguments, {".json": question_rows, ".jsonl": question_rows})
-        return DatasetDict({split: _question_split(source, split, self.arguments) for split, source in found.items()})
+        names = ("question", "context", "answers", "id")
+        columns = {name: getattr(self.arguments, f"{name}_column") for name in names}
+        for source in found.values():
+            source.check_columns({name: columns[name] for name in names[:3]})  # an id may be absent
+        convert = partial(_question_row, columns=columns)
+        return DatasetDict({split: each.convert(convert, QUESTION_FEATURES, split) for split, each in found.items()})
 
     def prepare(self, data: DatasetDict):
         unanswered = {split: has_unanswered(questions) for split, questions in data.items()}
@@ -220,13 +225,6 @@ def _objects(row: Mapping[str, Any], key: str, location: str) -> list[dict[str, 
     fits = isinstance(values, list) and all(isinstance(value, dict) for value in values)
     check_cell(fits, location, key, values, "a list of objects, as in SQuAD's files")
     return values
-
-
-def _question_split(source: Source, split: str, arguments: QuestionAnsweringArguments) -> Dataset:
-    columns = {name: getattr(arguments, f"{name}_column") for name in ("question", "context", "answers")}
-    source.check_columns(columns)
-    convert = partial(_question_row, columns=columns | {"id": arguments.id_column})
-    return source.convert(convert, QUESTION_FEATURES, split)
 
 
 def _question_row(location: str, row: Mapping[str, Any], columns: dict[str, str]) -> dict[str, Any]:
