@@ -436,7 +436,7 @@ def kernel_of_both(
 ) -> LayersKernel | None:
     """The kernel that computes a layer of both directions; `None` if it is better to take one after the other."""
     if backend == "fused":
-        return lambda layers, *arguments: fused_layer(layers, [layer.weights() for layer in layers], *arguments)
+        return fused_layer
     if backend != "training" or not can_use_threads(tensors[0].device) or not needs_gradients(lstms, *tensors):
         return None
     return threaded_layer if _multiplications(lstms[0], batch_sizes) >= FEW_IN_TRAINING else None
@@ -470,7 +470,7 @@ def fused_lstm(layer: ELMoLSTMLayer, text: Sequences) -> LSTMOutput:
     """One direction with the kernels of `run_both`."""
     steps = Steps.of(text.batch_sizes, text.inputs.device)
     states = text.hidden_SP[None], text.cell_SH[None]
-    outputs_KNP, hidden_KSP, cell_KSH = fused_layer([layer], [layer.weights()], text.tokens_ND[None], *states, steps)
+    outputs_KNP, hidden_KSP, cell_KSH = fused_layer([layer], text.tokens_ND[None], *states, steps)
     return outputs_KNP[0], hidden_KSP[0], cell_KSH[0]
 
 
