@@ -741,6 +741,8 @@ def _sums(
 
     *middle, states = scores.shape[1:]
     chains = texts.mask_BT.shape[0] if isinstance(texts, PaddedTexts) else sum(texts.batch_sizes[:1])
+    if not chains:  # so that gradients are zeros and not missing
+        return scores, scores
     start = F.pad(scores.new_full((chains, *middle, states - 1), FORBIDDEN), (0, 1))  # at the boundary
     return texts.scan(step, start, scores, **order)
 

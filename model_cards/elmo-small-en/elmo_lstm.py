@@ -213,9 +213,9 @@ def _input_gates(layer: ELMoLSTMLayer, text: Sequences) -> Iterator[Tensor]:
     """The input half of the gates of each step, computed for whole steps of about `CHUNK_ROWS` rows at a time."""
     weight = prepared(layer.input_linear)
     bias_G = _run_time_bias(layer.input_linear.bias, layer.forget_bias)
-    index_N, words_UD = text.index_N, text.inputs
-    are_kept = index_N is not None and len(words_UD) <= min(0.8 * len(index_N), MOST_WORDS)
-    rows_XG = product(words_UD, weight, bias_G) if are_kept else text.tokens_ND
+    index_N: Any = text.index_N
+    are_kept = index_N is not None and len(text.inputs) <= min(0.8 * len(index_N), MOST_WORDS)
+    rows_XG = product(text.inputs, weight, bias_G) if are_kept else text.tokens_ND
     start, sizes = 0, []
     for size, following in zip(text.batch_sizes, [*text.batch_sizes[1:], CHUNK_ROWS], strict=True):
         sizes.append(size)

@@ -138,13 +138,16 @@ class QuestionAnswering(Task):
         return tuple(map(log_mean_probabilities, zip(*logits, strict=True)))
 
     def _answers(self, output: SplitOutput) -> Iterator[tuple[Record, str, float]]:
-        """Each question, its answer, and the answer's log-probability."""
+        """Each question, its best answer over all windows, and the answer's log-probability."""
         may_be_none = self.trained_on_unanswered
         if may_be_none is None:
             may_be_none = has_unanswered(output.examples)
-        best = best_of_windows(output, self.arguments.max_answer_length)
-        for example, (answers, none) in zip(output.examples, best, strict=True):
-            score, start, end = answers[0]
+        rows = enumerate(zip(output.rows["example_number"], output.rows["offset_mapping"], strict=True))
+        starts, ends = map(torch.from_numpy, map(np.asarray, output.logits))
+        windows_of_questions = groupby(rows, key=lambda row: row[1][0])
+        for example, (_, windows) in zip(output.examples, windows_of_questions, strict=True):
+            parts = [(starts[row, : len(offsets)], ends[row, : len(offsets)], offsets) for row, (_, offsets) in windows]
+            [(score, start, end)], none = best_answers(parts, self.arguments.max_answer_length, count=1)
             if may_be_none and none - score > self.arguments.null_score_diff_threshold:
                 score, start, end = none, 0, 0
             yield example, example["context"][start:end], score
@@ -190,15 +193,6 @@ def answer_positions(
     if answer is None or any(pair not in characters for pair in answer):
         return 0, 0
     return characters.index(answer[0]), characters.index(answer[1])
-
-
-def best_of_windows(output: SplitOutput, max_length: int) -> Iterator[tuple[list[tuple[float, int, int]], float]]:
-    """The best answer to each question over all its windows; see `best_answers`."""
-    rows = enumerate(zip(output.rows["example_number"], output.rows["offset_mapping"], strict=True))
-    starts, ends = map(torch.from_numpy, map(np.asarray, output.logits))
-    for _, windows in groupby(rows, key=lambda row: row[1][0]):
-        parts = [(starts[row, : len(offsets)], ends[row, : len(offsets)], offsets) for row, (_, offsets) in windows]
-        yield best_answers(parts, max_length, count=1)
 
 
 def question_word(question: str) -> str:
