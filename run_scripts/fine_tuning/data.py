@@ -147,6 +147,8 @@ def _file_source(path: Path, option: str, formats: Mapping[str, RowReader]) -> S
     refuse_folder_or_pipe(path, f"{option} {path}")
     if format_suffix(path) not in formats:
         raise ValueError(f"{option} {path} has an unknown ending; pass a file that ends in {', '.join(formats)}.")
+    if not path.is_file():
+        raise FileNotFoundError(f"{option} {path} does not exist; pass an existing file.")
     return Source(str(path), partial(formats[format_suffix(path)], path), files=(path,))
 
 
