@@ -216,14 +216,15 @@ def _input_gates(layer: ELMoLSTMLayer, text: Sequences) -> Iterator[Tensor]:
     index_N: Any = text.index_N
     are_kept = index_N is not None and len(text.inputs) <= min(0.8 * len(index_N), MOST_WORDS)
     rows_XG = product(text.inputs, weight, bias_G) if are_kept else text.tokens_ND
-    start, sizes = 0, []
+    start, end, sizes = 0, 0, []
     for size, following in zip(text.batch_sizes, [*text.batch_sizes[1:], CHUNK_ROWS], strict=True):
         sizes.append(size)
-        if sum(sizes) + following > CHUNK_ROWS:
-            rows = slice(start, start + sum(sizes))
+        end += size
+        if end - start + following > CHUNK_ROWS:
+            rows = slice(start, end)
             gates_CG = rows_XG[index_N[rows]] if are_kept else product(rows_XG[rows], weight, bias_G)
             yield from gates_CG.split(sizes)
-            start, sizes = rows.stop, []
+            start, sizes = end, []
 
 
 def training_lstm(layer: ELMoLSTMLayer, text: Sequences) -> LSTMOutput:
