@@ -55,10 +55,8 @@ FEW_MULTIPLICATIONS = 3e6  # of a step: below, one thread is faster than two tha
 FEW_IN_TRAINING = 10e6
 PROFILER = "autograd._profiler_enabled"
 HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")  # of a module
-DISPATCH_MODE, TRANSFORMATION = (
-    "utils._python_dispatch._get_current_dispatch_mode",
-    "_C._functorch.peek_interpreter_stack",
-)
+DISPATCH_MODE = "utils._python_dispatch._get_current_dispatch_mode"
+TRANSFORMATION = "_C._functorch.peek_interpreter_stack"
 GLOBAL_HOOKS = "nn.modules.module._has_any_global_hook"
 NOT_ONLY_VALUES = "a tensor has a tangent, is of a subclass, or is in a transformation of torch.func"
 _forced: ContextVar[str | None] = ContextVar("forced backend", default=None)

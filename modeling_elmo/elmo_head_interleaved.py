@@ -9,10 +9,9 @@ Tokens are packed step by step (`PackedTexts` in `elmo_head_layers.py`), so that
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from transformers import initialization as init
 
 from .elmo_backends import choose_backend, fast_linear, packed, product, product_dtype, tanh, weight_gradient
-from .elmo_head_layers import PackedTexts
+from .elmo_head_layers import PackedTexts, reset_gates_
 from .elmo_lstm import shifted
 
 BLOCKS = 5  # gates of a cell
@@ -76,12 +75,7 @@ class InterleavedLSTM(nn.Module):
     def reset_parameters(self):
         """Orthonormal blocks of matrices (Saxe et al. 2014); biases 0, at forget gates 1 (Jozefowicz et al. 2015)."""
         for name, parameter in self.named_parameters():
-            blocks = parameter.chunk(1 if "highway_linear" in name else BLOCKS)
-            if name.endswith("bias"):
-                filled = [torch.full_like(block, k == 1) for k, block in enumerate(blocks)]
-            else:
-                filled = [init.orthogonal_(torch.empty_like(block)) for block in blocks]
-            init.copy_(parameter, torch.cat(filled))
+            reset_gates_(parameter, 1 if "highway_linear" in name else BLOCKS)
 
 
 def reference_highway(

@@ -176,11 +176,17 @@ class SpanRanker(nn.Module):
     ) -> Tensor:
         own, other, both, feature = self.pair_scorer.blocks()
         own_KL, other_KL = (fast_linear(self.pair_scorer.first, spans_KG, part) for part in (own, other))
+        bounds = torch.tensor(DISTANCES, device=spans_KG.device)
 
         def scores(span_P: Tensor, antecedent_P: Tensor) -> Tensor:
             both_PG = F.embedding(span_P, spans_KG) * F.embedding(antecedent_P, spans_KG)
-            features = self.dropout(self._pair_features(span_P, antecedent_P, speakers_K, genre))
-            product_PL = fast_linear(self.pair_scorer.first, both_PG, both) + F.linear(features, feature)
+            features = [self.distances(torch.bucketize(span_P - antecedent_P, bounds, right=True))]
+            if self.same_speaker is not None and speakers_K is not None:
+                features.append(self.same_speaker((speakers_K[span_P] == speakers_K[antecedent_P]).long()))
+            if self.genres is not None and genre is not None:
+                features.append(self.genres(genre.expand_as(span_P)))
+            features_PF = self.dropout(torch.cat(features, -1))
+            product_PL = fast_linear(self.pair_scorer.first, both_PG, both) + F.linear(features_PF, feature)
             return self.pair_scorer(product_PL + F.embedding(span_P, own_KL) + F.embedding(antecedent_P, other_KL))
 
         real_KA = antecedents_KA >= 0
@@ -189,15 +195,6 @@ class SpanRanker(nn.Module):
         scores_KA = scores_KA + mentions_K[:, None] + mentions_K[antecedents_KA]
         scores_KA = scores_KA if coarse_KA is None else scores_KA + coarse_KA
         return F.pad(scores_KA.masked_fill(~real_KA, -torch.inf), (1, 0))
-
-    def _pair_features(self, span_P: Tensor, antecedent_P: Tensor, speakers_K, genre) -> Tensor:
-        bounds = torch.tensor(DISTANCES, device=span_P.device)
-        features = [self.distances(torch.bucketize(span_P - antecedent_P, bounds, right=True))]
-        if self.same_speaker is not None:
-            features.append(self.same_speaker((speakers_K[span_P] == speakers_K[antecedent_P]).long()))
-        if self.genres is not None:
-            features.append(self.genres(genre.expand_as(span_P)))
-        return torch.cat(features, -1)
 
 
 def in_pieces(function: Callable[..., Tensor], *rows: Tensor) -> Tensor:

@@ -316,8 +316,6 @@ def check_shape(name: str, tensor: Tensor, expected: tuple):
     if not fits:
         shape = ", ".join(map(str, expected))
         raise ValueError(f"`{name}` has shape {tuple(tensor.shape)}; pass shape ({shape}).")
-    if tensor.is_complex():
-        raise ValueError(f"`{name}` has dtype {tensor.dtype}; pass real numbers.")
 
 
 def check_ids(name: str, ids: Tensor, expected: tuple):

@@ -189,38 +189,42 @@ def inference_lstm(layer: ELMoLSTMLayer, text: Sequences) -> LSTMOutput:
     most = text.batch_sizes[0]
     state_weight = prepared(layer.state_linear, most)
     projection = None if layer.projection is None else prepared(layer.projection, most)
-    input_gates, clip, ended = _input_gates(layer, text), layer.cell_clip, []
-    hidden_SP, cell_SH = text.hidden_SP, text.cell_SH.clone()
+    clip, ended, hidden_SP, cell_SH = layer.cell_clip, [], text.hidden_SP, text.cell_SH.clone()
     outputs_NP = text.inputs.new_empty(sum(text.batch_sizes), hidden_SP.shape[-1])
-    for rows, sizes in _chunks(text.batch_sizes):
-        steps = zip(sizes, input_gates(rows).split(sizes), outputs_NP[rows].split(sizes), strict=True)
-        for size, plus_SG, output_SP in steps:
-            if size < most:
-                ended.append(hidden_SP[size:])
-                hidden_SP, most = hidden_SP[:size], size
-            gates_SG = product(hidden_SP, state_weight, plus_NG=plus_SG).to(cell_SH.dtype)
-            i, f, o, g = gates_SG.chunk(4, dim=-1)
-            g.mul_(2)
-            gates_SG.sigmoid_()  # of g: tanh(g) = 2 sigmoid(2 g) - 1
-            cell = cell_SH[:size].mul_(f).addcmul_(i, g, value=2).sub_(i)
-            if clip is not None:
-                cell.clamp_(-clip, clip)
-            raw_SH = tanh(cell).mul_(o).to(outputs_NP.dtype)
-            output_SP.copy_(raw_SH if projection is None else product(raw_SH, projection, clip=layer.projection_clip))
-            hidden_SP = output_SP
+    for plus_SG, output_SP in zip(_input_gates(layer, text), outputs_NP.split(text.batch_sizes), strict=True):
+        size = len(output_SP)
+        if size < most:
+            ended.append(hidden_SP[size:])
+            hidden_SP, most = hidden_SP[:size], size
+        gates_SG = product(hidden_SP, state_weight, plus_NG=plus_SG).to(cell_SH.dtype)
+        i, f, o, g = gates_SG.chunk(4, dim=-1)
+        g.mul_(2)
+        gates_SG.sigmoid_()  # of g: tanh(g) = 2 sigmoid(2 g) - 1
+        cell = cell_SH[:size].mul_(f).addcmul_(i, g, value=2).sub_(i)
+        if clip is not None:
+            cell.clamp_(-clip, clip)
+        raw_SH = tanh(cell).mul_(o).to(outputs_NP.dtype)
+        output_SP.copy_(raw_SH if projection is None else product(raw_SH, projection, clip=layer.projection_clip))
+        hidden_SP = output_SP
     return outputs_NP, torch.cat([hidden_SP, *ended[::-1]]), cell_SH
 
 
-def _input_gates(layer: ELMoLSTMLayer, text: Sequences) -> Callable[[slice], Tensor]:
-    """A function that returns the input half of the gates, `(C, G)`, for a chunk of packed rows."""
+def _input_gates(layer: ELMoLSTMLayer, text: Sequences) -> Iterator[Tensor]:
+    """The input half of the gates of each step, computed for whole steps of about `CHUNK_ROWS` rows at a time."""
     weight = prepared(layer.input_linear)
     bias_G = _run_time_bias(layer.input_linear.bias, layer.forget_bias)
-    index_N = text.index_N
-    if index_N is not None and len(text.inputs) <= min(0.8 * len(index_N), MOST_WORDS):
-        gates_UG = product(text.inputs, weight, bias_G)
-        return lambda rows: gates_UG[index_N[rows]]
-    tokens_ND = text.tokens_ND
-    return lambda rows: product(tokens_ND[rows], weight, bias_G)
+    index_N: Any = text.index_N
+    are_kept = index_N is not None and len(text.inputs) <= min(0.8 * len(index_N), MOST_WORDS)
+    rows_XG = product(text.inputs, weight, bias_G) if are_kept else text.tokens_ND
+    start, end, sizes = 0, 0, []
+    for size, following in zip(text.batch_sizes, [*text.batch_sizes[1:], CHUNK_ROWS], strict=True):
+        sizes.append(size)
+        end += size
+        if end - start + following > CHUNK_ROWS:
+            rows = slice(start, end)
+            gates_CG = rows_XG[index_N[rows]] if are_kept else product(rows_XG[rows], weight, bias_G)
+            yield from gates_CG.split(sizes)
+            start, sizes = end, []
 
 
 def training_lstm(layer: ELMoLSTMLayer, text: Sequences) -> LSTMOutput:
@@ -433,7 +437,7 @@ def kernel_of_both(
 ) -> LayersKernel | None:
     """The kernel that computes a layer of both directions; `None` if it is better to take one after the other."""
     if backend == "fused":
-        return lambda layers, *arguments: fused_layer(layers, [layer.weights() for layer in layers], *arguments)
+        return fused_layer
     if backend != "training" or not can_use_threads(tensors[0].device) or not needs_gradients(lstms, *tensors):
         return None
     return threaded_layer if _multiplications(lstms[0], batch_sizes) >= FEW_IN_TRAINING else None
@@ -467,7 +471,7 @@ def fused_lstm(layer: ELMoLSTMLayer, text: Sequences) -> LSTMOutput:
     """One direction with the kernels of `run_both`."""
     steps = Steps.of(text.batch_sizes, text.inputs.device)
     states = text.hidden_SP[None], text.cell_SH[None]
-    outputs_KNP, hidden_KSP, cell_KSH = fused_layer([layer], [layer.weights()], text.tokens_ND[None], *states, steps)
+    outputs_KNP, hidden_KSP, cell_KSH = fused_layer([layer], text.tokens_ND[None], *states, steps)
     return outputs_KNP[0], hidden_KSP[0], cell_KSH[0]
 
 
@@ -491,17 +495,6 @@ KERNELS = {
     "int8": inference_lstm,
     "fused": fused_lstm,
 }
-
-
-def _chunks(batch_sizes: list[int]) -> Iterator[tuple[slice, list[int]]]:
-    """Groups whole steps into chunks of about `CHUNK_ROWS` rows. Yields the rows and the steps' batch sizes."""
-    chunks: list[list[int]] = [[]]
-    for size in batch_sizes:
-        if chunks[-1] and sum(chunks[-1]) + size > CHUNK_ROWS:
-            chunks.append([])
-        chunks[-1].append(size)
-    for sizes, end in zip(chunks, accumulate(map(sum, chunks)), strict=True):
-        yield slice(end - sum(sizes), end), sizes
 
 
 def _clip_gradient_(grad: Tensor, values: Tensor, bound: float | None):

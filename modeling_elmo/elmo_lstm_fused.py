@@ -68,9 +68,10 @@ class Steps(NamedTuple):
         return cls(batch_sizes, to_device(last_S, device), to_device(before_N, device))
 
 
-def stacked_layer(layers: Sequence[Any], parameters: Sequence[Sequence[Tensor]], dtype: torch.dtype) -> Layer:
-    """The same layer of several directions, with parameters in the order of `ELMoLSTMLayer.weights()`."""
-    weights = [torch.stack([tensor.to(dtype) for tensor in same]) for same in zip(*parameters, strict=True)]
+def stacked_layer(layers: Sequence[Any], dtype: torch.dtype) -> Layer:
+    """The same `ELMoLSTMLayer` of several directions."""
+    parameters = zip(*(layer.weights() for layer in layers), strict=True)
+    weights = [torch.stack([tensor.to(dtype) for tensor in same]) for same in parameters]
     input_weight_KGD, bias_KG, state_weight_KGP = weights[:3]
     projection_KPH = weights[3] if len(weights) > 3 else None
     forget_4H = bias_KG.new_zeros(4, bias_KG.shape[1] // 4)
@@ -80,12 +81,7 @@ def stacked_layer(layers: Sequence[Any], parameters: Sequence[Sequence[Tensor]],
 
 
 def fused_layer(
-    layers: Sequence[Any],
-    parameters: Sequence[Sequence[Tensor]],
-    inputs_KND: Tensor,
-    hidden_KSP: Tensor,
-    cell_KSH: Tensor,
-    steps: Steps,
+    layers: Sequence[Any], inputs_KND: Tensor, hidden_KSP: Tensor, cell_KSH: Tensor, steps: Steps
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Runs the same layer of several directions. Under autocast, cells stay in float32.
 
@@ -94,7 +90,7 @@ def fused_layer(
     """
     dtype = product_dtype(inputs_KND)
     with torch.autocast(inputs_KND.device.type, enabled=False):  # the dtypes are chosen
-        layer = stacked_layer(layers, parameters, dtype)
+        layer = stacked_layer(layers, dtype)
         tensors = (inputs_KND.to(dtype), *layer[:4], hidden_KSP.to(dtype), cell_KSH)
         if not torch.is_grad_enabled() or not any(tensor is not None and tensor.requires_grad for tensor in tensors):
             outputs_KNP, cells_KNH, _ = _run_layer(layer, tensors[0], *tensors[-2:], steps.batch_sizes, keep=False)

@@ -78,16 +78,12 @@ class TokenFeatures(nn.Module):
             features.append(self.word_embeddings(unpad(input_ids, mask_BT).long()))
         if self.char_encoder is not None:
             assert character_ids is not None
-            features.append(_encode_text(self.char_encoder, character_ids.long(), mask_BT))
+            if is_hooked(self.char_encoder) or is_exporting():  # a hook sees every position
+                features.append(unpad(self.char_encoder(character_ids.long()), mask_BT))
+            else:
+                distinct_UW, index_N = distinct_rows(unpad(character_ids.long(), mask_BT))
+                features.append(self.char_encoder(distinct_UW)[index_N])
         return torch.cat(features, dim=-1)
-
-
-def _encode_text(encoder: ELMoCharacterEncoder, characters_BTW: Tensor, mask_BT: Tensor) -> Tensor:
-    """Features `(tokens, filters)`, from each distinct word once, or from each position if a hook is to see it."""
-    if is_hooked(encoder) or is_exporting():
-        return unpad(encoder(characters_BTW), mask_BT)
-    distinct_UW, index_N = distinct_rows(unpad(characters_BTW, mask_BT))
-    return encoder(distinct_UW)[index_N]
 
 
 def _character_config(config: ELMoConfig) -> ELMoConfig:
@@ -176,6 +172,35 @@ class PackedTexts:
         powers_N1 = (scores_N1 - self.max(scores_N1.detach())[self.text_N]).exp()
         return powers_N1 / self.sum(powers_N1)[self.text_N]
 
+    def scan(
+        self,
+        step: Callable[[Tensor, Tensor], Tensor],
+        start_SX: Tensor,
+        x_ND: Tensor,
+        reverse: bool = False,
+        before: bool = False,
+    ) -> tuple[Tensor, Tensor]:
+        """The state of each text after its end, `(texts with tokens, ...)`, and after each token, `(tokens, ...)`.
+
+        Args:
+            step: the new states for `step(values of the tokens at a step, states)`.
+            start_SX: the states at the start, the longest text first.
+            reverse: whether to read from the last token to the first.
+            before: whether to return the states before each token instead.
+        """
+        parts = x_ND.split(self.batch_sizes)
+        state, ended, found = start_SX[:0] if reverse else start_SX, [start_SX[:0]], [start_SX[:0]]
+        for part in reversed(parts) if reverse else parts:
+            read = state
+            if len(state) > len(part):
+                ended.append(state[len(part) :])
+                read = state[: len(part)]
+            elif len(state) < len(part):
+                read = torch.cat([state, start_SX[len(state) : len(part)]])
+            state = step(part, read)
+            found.append(read if before else state)
+        return torch.cat([*ended, state][::-1]), torch.cat(found[::-1] if reverse else found)
+
     def pairs(self, others: "PackedTexts", turn: int = 0) -> Iterator[tuple[Places, Places]]:
         """Groups of similar lengths of each text and its partner, text `(s + turn) % S` of the others.
 
@@ -247,16 +272,16 @@ class PaddedTexts:
 
     def scan(
         self,
-        step: Callable[..., Sequence[Tensor]],
-        states: list[Tensor],
+        step: Callable[[Tensor, Tensor], Tensor],
+        start_BX: Tensor,
         x_ND: Tensor,
         reverse: bool = False,
         before: bool = False,
-    ) -> tuple[list[Tensor], Tensor]:
-        """`masked_scan` over `x_ND`, and its outputs as `(batch * time, width)`."""
+    ) -> tuple[Tensor, Tensor]:
         x_TBD = x_ND.clone(memory_format=torch.contiguous_format).unflatten(0, self.mask_BT.shape).transpose(0, 1)
-        ends, outputs_TBX = masked_scan(step, states, x_TBD, self.mask_BT, reverse, before)
-        return ends, outputs_TBX.transpose(0, 1).contiguous().flatten(0, 1)
+        step_of_one = lambda *arguments: [step(*arguments)]  # noqa: E731
+        [end_BX], found_TBX = masked_scan(step_of_one, [start_BX], x_TBD, self.mask_BT, reverse, before)
+        return end_BX, found_TBX.transpose(0, 1).contiguous().flatten(0, 1)
 
 
 Texts = PackedTexts | PaddedTexts
@@ -326,18 +351,12 @@ class TaskRNN(nn.Module):
 
         The forget gate of an LSTM has an input bias of 1 (Jozefowicz et al. 2015).
         """
-        is_lstm = self.cell is nn.LSTM
+        is_lstm = self.cell is nn.LSTM  # with the gates i, f, g, o, not r, z, n
         for name, parameter in self.layers.named_parameters():
-            gates = parameter.chunk(4 if is_lstm else 3)  # i, f, g, o or r, z, n
             if ".weight_ih" in name:
                 init.xavier_uniform_(parameter)
-            elif ".weight_hh" in name:
-                init.copy_(parameter, torch.cat([init.orthogonal_(torch.empty_like(gate)) for gate in gates]))
             else:
-                filled = [
-                    torch.full_like(gate, is_lstm and ".bias_ih" in name and k == 1) for k, gate in enumerate(gates)
-                ]
-                init.copy_(parameter, torch.cat(filled))
+                reset_gates_(parameter, 4 if is_lstm else 3, has_forget_gate=is_lstm and ".bias_hh" not in name)
 
 
 class TaskLSTM(TaskRNN):
@@ -369,7 +388,9 @@ def read_both_ways(layer: nn.Module, x_ND: Tensor, texts: Texts) -> Tensor:
     """
     if isinstance(texts, PaddedTexts):
         return torch.cat([_scan_layer(layer, x_ND, texts, suffix) for suffix in ("", "_reverse")], -1)
-    if not _fits_kernel(layer, x_ND) or choose_backend([], x_ND, *layer.parameters())[0] == "reference":
+    kind, tensors = (product_dtype(x_ND), x_ND.device), (x_ND, *layer.parameters())
+    is_plain = all((p.dtype, p.device) == kind for p in tensors) and is_unmodified(layer, (nn.GRU, nn.LSTM))
+    if not is_plain or choose_backend([], *tensors)[0] == "reference":
         if not len(x_ND):  # which `torch.nn` refuses; gradients are zeros and not missing
             width = 2 * cast(nn.LSTM, layer).hidden_size
             return x_ND.new_zeros(0, width) + sum(0 * weight.sum() for weight in layer.parameters())
@@ -388,19 +409,24 @@ def _scan_layer(layer: nn.Module, x_ND: Tensor, texts: PaddedTexts, suffix: str)
     names = ("weight_ih_l0", "weight_hh_l0", "bias_ih_l0", "bias_hh_l0")
     weight, recurrent, bias, recurrent_bias = (getattr(layer, name + suffix) for name in names)
 
-    def step(gates_BG: Tensor, h_BH: Tensor, c_BH: Tensor) -> tuple[Tensor, Tensor]:
+    def step(gates_BG: Tensor, states_B2H: Tensor) -> Tensor:
+        h_BH, c_BH = states_B2H.chunk(2, -1)
         enter, forget, new, output = (gates_BG + F.linear(h_BH, recurrent, recurrent_bias)).chunk(4, -1)
         c_BH = forget.sigmoid() * c_BH + enter.sigmoid() * new.tanh()
-        return output.sigmoid() * c_BH.tanh(), c_BH
+        return torch.cat([output.sigmoid() * c_BH.tanh(), c_BH], -1)
 
-    zeros = [x_ND.new_zeros(texts.mask_BT.shape[0], recurrent.shape[1]) for _ in range(2)]
-    return texts.scan(step, zeros, F.linear(x_ND, weight, bias), reverse=bool(suffix))[1]
+    zeros_B2H = x_ND.new_zeros(texts.mask_BT.shape[0], 2 * recurrent.shape[1])
+    return texts.scan(step, zeros_B2H, F.linear(x_ND, weight, bias), reverse=bool(suffix))[1].chunk(2, -1)[0]
 
 
-def _fits_kernel(layer: nn.Module, x_ND: Tensor) -> bool:
-    kind = product_dtype(x_ND), x_ND.device
-    same = all((p.dtype, p.device) == kind for p in (x_ND, *layer.parameters()))
-    return same and is_unmodified(layer, (nn.GRU, nn.LSTM))
+def reset_gates_(parameter: Tensor, gates: int, has_forget_gate: bool = True):
+    """Orthogonal matrices of all gates; or their biases, 0, and 1 at the second gate if it forgets."""
+    parts = parameter.chunk(gates)
+    if parameter.dim() > 1:
+        parts = tuple(init.orthogonal_(torch.empty_like(part)) for part in parts)
+    else:
+        parts = tuple(torch.full_like(part, has_forget_gate and k == 1) for k, part in enumerate(parts))
+    init.copy_(parameter, torch.cat(parts))
 
 
 def glorot_(module: nn.Module, *types: type[nn.Module]):
@@ -489,10 +515,7 @@ class _LSTM(torch.autograd.Function):
         of_cell = [new * enter * (1 - enter), _before(cells, texts) * forget * (1 - forget), enter * (1 - new.square())]
         of_state, to_cell = squashed * output * (1 - output), output * (1 - squashed.square())
         gates = of_state.new_empty(len(of_state), 4, of_state.shape[1])
-        grads, carry = (
-            _in_steps(grad_N2H, texts),
-            _products(weight_KGH.transpose(1, 2)),
-        )
+        grads, carry = _in_steps(grad_N2H, texts), _products(weight_KGH.transpose(1, 2))
         state_KBH = cell_KBH = None  # gradients from the next step
         tensors = (grads, torch.stack(of_cell, 1), of_state, to_cell, forget, gates)
         for grad_KBH, of_cell_, of_state_, to_cell_, forget_KBH, gates_ in reversed(_steps(texts, *tensors)):
@@ -597,7 +620,7 @@ class LinearChainCRF(nn.Module):
         other_NS = (labels_N1 != torch.arange(len(table_SS), device=labels_BT.device)) & (labels_N1 != UNKNOWN)
         # One loop for both sums: its cost depends on the number of steps, not on their width.
         both_N2S = torch.stack([scores_NS.masked_fill(other_NS, FORBIDDEN), scores_NS], 1)
-        _, ends_R2S = _forward(both_N2S, texts.batch_sizes, table_SS)
+        ends_R2S, _ = _sums(both_N2S, table_SS, texts)
         sums_R2 = _log_sum(ends_R2S + table_SS[:, -1], -1)
         zeros_B = sums_R2.new_zeros(len(mask_BT))
         return zeros_B.index_copy(0, texts.text_N[: len(sums_R2)], sums_R2[:, 0] - sums_R2[:, 1])
@@ -619,7 +642,8 @@ class LinearChainCRF(nn.Module):
         """
         texts = rows_as_texts(mask_BT)
         scores_NS, table_SS = self(unpad(emissions_BTK, mask_BT), texts, allowed)
-        ahead_NS, behind_NS = (_sums(scores_NS, table_SS, texts, reverse) for reverse in (False, True))
+        _, ahead_NS = _sums(scores_NS, table_SS, texts)
+        _, behind_NS = _sums(scores_NS, table_SS.t(), texts, reverse=True)
         joint_NS = ahead_NS + behind_NS - scores_NS  # both include the score of the position itself
         log_probs_NK = texts.unpack(joint_NS[:, :-1].log_softmax(-1), joint_NS.shape[0])
         log_probs_BTK = pad(log_probs_NK, mask_BT).masked_fill(~mask_BT[..., None], -math.log(self.start.numel()))
@@ -655,9 +679,8 @@ def decode_labels(log_probs_BTK: Tensor, mask_BT: Tensor, names: tuple[str, ...]
         raise ValueError(f"There are log-probabilities of {log_probs_BTK.shape[-1]} labels, but {len(names)} names.")
     wide = torch.promote_types(log_probs_BTK.dtype, torch.float32)
     texts, zeros_K = rows_as_texts(mask_BT), log_probs_BTK.new_zeros(len(names), dtype=wide)
-    possible_NK = (
-        texts.pack(unpad(log_probs_BTK, mask_BT)).to(wide).clamp(min=IMPOSSIBLE)
-    )  # forbidden ones must stay worse
+    # Forbidden labels must stay worse.
+    possible_NK = texts.pack(unpad(log_probs_BTK, mask_BT)).to(wide).clamp(min=IMPOSSIBLE)
     chain = _chain(possible_NK, (zeros_K, torch.outer(zeros_K, zeros_K), zeros_K), bio_constraints(names))
     return _best_labels(*chain, texts, mask_BT)
 
@@ -697,77 +720,35 @@ def _chain(
 
 def _best_labels(scores_NS: Tensor, table_SS: Tensor, texts: Texts, mask_BT: Tensor) -> Tensor:
     """The best path (Viterbi) through the scores of `_chain`, `(B, T)`, -100 where the mask is False."""
-    if isinstance(texts, PaddedTexts):
-        labels_N = _scan_best_path(scores_NS, table_SS, texts)
-    else:
-        labels_N = texts.unpack(_best_path(scores_NS, table_SS, texts), len(scores_NS))
-    return pad(labels_N, mask_BT).masked_fill(~mask_BT, UNKNOWN)
+    ends_RS, before_NS = _sums(scores_NS, table_SS, texts, torch.amax, before=True)
+
+    def step(states_RS: Tensor, after_R1: Tensor) -> Tensor:
+        return (states_RS + table_SS.t()[after_R1.squeeze(1)]).argmax(1, keepdim=True)
+
+    last_R1 = (ends_RS + table_SS[:, -1]).argmax(1, keepdim=True)
+    _, labels_N1 = texts.scan(step, last_R1, before_NS, reverse=True, before=True)
+    return pad(texts.unpack(labels_N1.squeeze(1), len(scores_NS)), mask_BT).masked_fill(~mask_BT, UNKNOWN)
 
 
-def _best_path(scores_NS: Tensor, table_SS: Tensor, texts: PackedTexts) -> Tensor:
-    states, ends_RS = _forward(scores_NS, texts.batch_sizes, table_SS, torch.amax)
-    last_R = (ends_RS + table_SS[:, -1]).argmax(1)
-    labels = [last_R[:0]]
-    for states_RS in reversed(states):
-        after_R = labels[-1]
-        before_R = (states_RS[: len(after_R)] + table_SS.t()[after_R]).argmax(1)
-        labels.append(torch.cat([before_R, last_R[len(after_R) : len(states_RS)]]))
-    return torch.cat(labels[::-1])
+@torch.compiler.disable  # as `decode`
+def _sums(
+    scores: Tensor, table_SS: Tensor, texts: Texts, over: Callable[[Tensor, int], Tensor] = _log_sum, **order: bool
+) -> tuple[Tensor, Tensor]:
+    """`scan` of scores `(N, ..., S)`: each entry reduces, with `over`, the scores of all chains that end in a state."""
 
+    def step(scores: Tensor, states: Tensor) -> Tensor:
+        return over(states[..., None] + table_SS, -2) + scores
 
-def _scan_best_path(scores_NS: Tensor, table_SS: Tensor, texts: PaddedTexts) -> Tensor:
-    [ends_BS], before_NS = _scan_sums(scores_NS, table_SS, texts, torch.amax, before=True)
-
-    def step(states_BS: Tensor, label_B1: Tensor) -> list[Tensor]:
-        return [(states_BS + table_SS.t()[label_B1.squeeze(1)]).argmax(1, keepdim=True)]
-
-    last_B1 = (ends_BS + table_SS[:, -1]).argmax(1, keepdim=True)
-    return texts.scan(step, [last_B1], before_NS, reverse=True, before=True)[1].squeeze(1)
-
-
-def _sums(scores_NS: Tensor, table_SS: Tensor, texts: Texts, reverse: bool) -> Tensor:
-    """What `_forward` finds after each position, `(N, S)`, of chains from the beginning or, `reverse`, from the end."""
-    table_SS = table_SS.t() if reverse else table_SS
-    if isinstance(texts, PaddedTexts):
-        return _scan_sums(scores_NS, table_SS, texts, _log_sum, reverse=reverse)[1]
-    scores_NS = scores_NS[texts.turned_N] if reverse else scores_NS
-    states_NS = torch.cat([scores_NS[:0], *_forward(scores_NS, texts.batch_sizes, table_SS)[0]])
-    return states_NS[texts.turned_N] if reverse else states_NS
-
-
-def _scan_sums(scores_NS: Tensor, table_SS: Tensor, texts: PaddedTexts, over: Callable[..., Tensor], **order: bool):
-    def step(scores_BS: Tensor, state_BS: Tensor) -> list[Tensor]:
-        return [over(state_BS.unsqueeze(2) + table_SS, 1) + scores_BS]
-
-    start_BS = _nothing(scores_NS, texts.mask_BT.shape[0])
-    return texts.scan(step, [start_BS], scores_NS, **order)
-
-
-def _nothing(scores: Tensor, chains: int) -> Tensor:
-    """The state of chains before their first position: `(chains, ..., S)` for scores `(N, ..., S)`."""
     *middle, states = scores.shape[1:]
-    return F.pad(scores.new_full((chains, *middle, states - 1), FORBIDDEN), (0, 1))
+    chains = texts.mask_BT.shape[0] if isinstance(texts, PaddedTexts) else sum(texts.batch_sizes[:1])
+    if not chains:  # so that gradients are zeros and not missing
+        return scores, scores
+    start = F.pad(scores.new_full((chains, *middle, states - 1), FORBIDDEN), (0, 1))  # at the boundary
+    return texts.scan(step, start, scores, **order)
 
 
 def _with_boundary(start_K: Tensor, transitions_KK: Tensor, end_K: Tensor) -> Tensor:
     return torch.cat([torch.cat([transitions_KK, end_K[:, None]], 1), F.pad(start_K, (0, 1))[None]])
-
-
-@torch.compiler.disable  # as `decode`
-def _forward(
-    scores: Tensor, batch_sizes: list[int], table_SS: Tensor, over: Callable[[Tensor, int], Tensor] = _log_sum
-) -> tuple[list[Tensor], Tensor]:
-    """For scores `(N, ..., S)` of packed positions: `(R, ..., S)` after each step, and after each chain's end.
-
-    Each entry reduces, with `over`, the scores of all chains that end in a state.
-    """
-    states, ended = [], [scores[:0]]
-    state = _nothing(scores, sum(batch_sizes[:1]))
-    for step, running in zip(scores.split(batch_sizes), [*batch_sizes[1:], 0], strict=False):
-        state = over(state[: len(step), ..., None] + table_SS, -2) + step
-        states.append(state)
-        ended.append(state[running:])
-    return states, torch.cat(ended[::-1])
 
 
 @lru_cache

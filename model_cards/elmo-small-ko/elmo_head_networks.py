@@ -261,10 +261,8 @@ class SpanReader(nn.Module):
         states_MH = self.dropout(states_MH, contexts.text_N)
         found = []
         for context, _ in contexts.pairs(contexts):
-            states_RLH, others_LL = (
-                context.read(states_MH),
-                ~torch.eye(context.mask_RL.shape[1], device=read_MH.device).bool(),
-            )
+            states_RLH = context.read(states_MH)
+            others_LL = ~torch.eye(context.mask_RL.shape[1], device=read_MH.device).bool()
             scores_RLL = self.self_attention(states_RLH, states_RLH)
             allowed_RLL = context.mask_RL[:, None] & others_LL
             found.append((context, masked_softmax(scores_RLL, allowed_RLL, -1) @ states_RLH))

@@ -23,9 +23,8 @@ from modeling_elmo.tokenization.tokenization_elmo import ELMoTokenizer
 
 REQUIRED = object()  # default of an option that has none
 OptionTable = dict[str, tuple[str, Any]]  # path of an option: field of ELMoConfig, default
-ConversionRecord = dict[
-    str, Any
-]  # saved with the model: facts that an exact export needs and the configuration does not have
+# Saved with the model: facts that an exact export needs and the configuration does not have.
+ConversionRecord = dict[str, Any]
 Loaded = tuple[ELMoPreTrainedModel, ELMoTokenizer, ConversionRecord]
 
 

@@ -24,12 +24,7 @@ from torch import Tensor
 from transformers import DataCollatorForTokenClassification, DataCollatorWithPadding
 
 import modeling_elmo
-from modeling_elmo import (
-    ELMoConfig,
-    ELMoForPreTraining,
-    ELMoTokenizer,
-    elmo_backend,
-)
+from modeling_elmo import ELMoConfig, ELMoForPreTraining, ELMoTokenizer, elmo_backend
 from modeling_elmo.run_scripts.benchmarks.timing import Contest, Implementation, Outputs
 from modeling_elmo.run_scripts.fine_tuning.features import FeatureCollator, feature_store
 from modeling_elmo.run_scripts.pretraining.optimization import OptimizationArguments, clip_gradients, make_optimizers

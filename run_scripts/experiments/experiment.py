@@ -8,7 +8,7 @@ import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from itertools import chain, product
+from itertools import accumulate, chain, product
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
@@ -365,11 +365,8 @@ def known_records(folder: Path) -> Iterator[tuple[Record, Path | None]]:
 
 def number_rows(splits: dict[str, Dataset]) -> dict[str, Dataset]:
     """Adds a column `text_number`, which counts the rows of all splits."""
-    first, numbered = 0, {}
-    for split, rows in splits.items():
-        numbered[split] = rows.add_column("text_number", range(first, first + len(rows)))
-        first += len(rows)
-    return numbered
+    pairs = zip(accumulate(map(len, splits.values()), initial=0), splits.items(), strict=False)
+    return {split: rows.add_column("text_number", range(first, first + len(rows))) for first, (split, rows) in pairs}
 
 
 def ensemble_record(task: Task, folders: Sequence[str], training: TaskTrainingArguments) -> Record:

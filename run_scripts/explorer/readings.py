@@ -146,22 +146,17 @@ class SimilarUses(NamedTuple):
 def similar_uses(opened: OpenModel, text: str, name: str, layer: int, corpus: Corpus | None) -> SimilarUses:
     """The uses of a word in any case that are nearest to the chosen one, in one layer."""
     words, line, place = chosen_use(opened, text, name)
-    pattern = f"(?i){re.escape(words[line][place])}"
+    word, split = words[line][place], opened.tokenizer.splitter.words
+    pattern = f"(?i){re.escape(word)}"
     uses = list(find_uses(words, pattern))
     query = uses.index(WordUse(words[line], place))
-    sentences = corpus_sentences(opened, words[line][place], corpus)
-    found = (use for use in find_uses(sentences, pattern) if use.words not in words)
+    texts = () if corpus is None else corpus.texts()
+    likely = (text for text in texts if word.lower() in " ".join(words_of(text)).lower())  # splitting takes longer
+    found = (use for use in find_uses((words_of(text, split) for text in likely), pattern) if use.words not in words)
     uses += islice(found, MOST_USES)
     layer = min(layer, opened.model.config.num_hidden_layers)
     vectors = normalize(use_vectors(uses, opened.bilm, opened.tokenizer, str(layer)))
     return SimilarUses(uses, query, nearest_uses(vectors, uses, query, SHOWN_USES), *principal_plane(vectors))
-
-
-def corpus_sentences(opened: OpenModel, word: str, corpus: Corpus | None) -> Iterator[list[str]]:
-    """The words of all lines of the corpus in which the word may be."""
-    for text in () if corpus is None else corpus.texts():
-        if word.lower() in " ".join(words_of(text)).lower():  # splitting takes longer
-            yield words_of(text, opened.tokenizer.splitter.words)
 
 
 class Expectation(NamedTuple):

@@ -18,6 +18,7 @@ from datasets import Dataset
 from transformers.utils import logging
 
 from modeling_elmo import ELMoModel
+from modeling_elmo.conversion.files import staged
 from modeling_elmo.run_scripts.program.files import digest
 from modeling_elmo.run_scripts.vectors.embedding import length_sorted_batches
 
@@ -107,15 +108,10 @@ def feature_store(
     """
     texts = distinct_texts(rows, reads_words=model.word_embeddings is not None)
     shape = (model.config.num_hidden_layers + 1, model.config.hidden_size)
-    folder.mkdir(parents=True, exist_ok=True)
     path = folder / f"{_fingerprint(model, texts)}.float32"
     if not path.exists():
-        part = path.with_suffix(f".part-{os.getpid()}")
-        try:
+        with staged(path) as part:
             _compute(FeatureStore(part, texts, shape, is_new=True), model, rows, texts, collate, batch_tokens)
-            os.replace(part, path)
-        finally:
-            part.unlink(missing_ok=True)
     return FeatureStore(path, texts, shape)
 
 

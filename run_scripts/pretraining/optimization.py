@@ -237,23 +237,21 @@ def reduce_sparse_gradients(parameters: Iterable[nn.Parameter]):
     reduced = [p for p in parameters if p.requires_grad and (p.grad is None or p.grad.is_sparse)]
     if not reduced:
         return
-    own = [_without_rows(p) if p.grad is None else p.grad.coalesce() for p in reduced]
-    numbers = torch.tensor([len(gradient.values()) for gradient in own], device=reduced[0].device)
+    own = [
+        (p.new_empty(0, dtype=torch.long), p.new_empty(0, *p.shape[1:]))
+        if p.grad is None
+        else ((gradient := p.grad.coalesce()).indices()[0], gradient.values())
+        for p in reduced
+    ]
+    numbers = torch.tensor([len(rows) for rows, _ in own], device=reduced[0].device)
     gathered = [torch.empty_like(numbers) for _ in range(dist.get_world_size())]
     dist.all_gather(gathered, numbers)
-    for parameter, gradient, counts in zip(reduced, own, torch.stack(gathered, 1).tolist(), strict=True):
-        parameter.grad = _mean_over_processes(gradient, counts) if any(counts) else None
-
-
-def _without_rows(parameter: nn.Parameter) -> Tensor:
-    rows, values = parameter.new_empty(1, 0, dtype=torch.long), parameter.new_empty(0, *parameter.shape[1:])
-    return torch.sparse_coo_tensor(rows, values, parameter.shape, check_invariants=False, is_coalesced=True)
-
-
-def _mean_over_processes(gradient: Tensor, counts: list[int]) -> Tensor:
-    rows, values = _gather(gradient.indices()[0], counts), _gather(gradient.values(), counts) / len(counts)
-    # False, because the check would make the host wait; the default warns.
-    return torch.sparse_coo_tensor(rows[None], values, gradient.shape, check_invariants=False).coalesce()
+    for parameter, (rows, values), counts in zip(reduced, own, torch.stack(gathered, 1).tolist(), strict=True):
+        parameter.grad = None
+        if any(counts):
+            mean = _gather(rows, counts)[None], _gather(values, counts) / len(counts), parameter.shape
+            # False, because the check would make the host wait; the default warns.
+            parameter.grad = torch.sparse_coo_tensor(*mean, check_invariants=False).coalesce()
 
 
 def _gather(own: Tensor, counts: list[int]) -> Tensor:

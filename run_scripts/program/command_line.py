@@ -37,17 +37,8 @@ MOST_CHOICES = 10  # shown in the help; Trainer's --optim has 42
 # Options of all programs that name what they replace, and what they read.
 OUTPUT_OPTIONS = ("output", "output_dir", "page")
 INPUT_OPTIONS = (
-    *(
-        "train_file",
-        "validation_file",
-        "test_file",
-        "input",
-        "text",
-        "text_file",
-        "pairs",
-        "dataset",
-        "vocabulary_file",
-    ),
+    *("train_file", "validation_file", "test_file", "input", "text", "text_file", "pairs", "dataset"),
+    "vocabulary_file",
     *("model", "model_name_or_path", "tokenizer_name", "ensemble", "vectors", "word_vectors", "sense_inventory"),
     *("plan", "data_statement", "citation"),
 )

@@ -21,7 +21,7 @@ from transformers import PreTrainedConfig
 from transformers.utils import CONFIG_NAME
 
 from modeling_elmo.conversion.files import staged
-from modeling_elmo.run_scripts.program.command_line import flat_message, is_mistake_of_user, option, refuse_unread
+from modeling_elmo.run_scripts.program.command_line import flat_message, is_mistake_of_user, option
 
 
 @dataclass(kw_only=True)
@@ -134,11 +134,6 @@ def split_parts(split: str, sizes: Mapping[str, int], where: str) -> list[Any]:
         return ReadInstruction.from_spec(split).to_absolute(dict(sizes))
     except ValueError as error:
         raise ValueError(f"{where}: {error} The splits are {list(sizes)}.") from error
-
-
-def refuse_dataset_options(arguments: DatasetArguments):
-    if arguments.dataset is None:
-        refuse_unread(arguments, ("dataset_config", "split", "streaming"), "without --dataset; leave it out.")
 
 
 def check_model(name_or_path: str):

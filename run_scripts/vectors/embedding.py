@@ -174,8 +174,6 @@ def load_model_and_tokenizer(
     trust = {"trust_remote_code": trust_remote_code}
     dtype = torch.float32 if int8 else getattr(torch, compute_dtype)
     model, loading = load_pretrained(auto_class, name, dtype=dtype, output_loading_info=True, **trust, **config)
-    if model.config.model_type != "elmo":  # of the Hub
-        raise ValueError(f"--model {name} is a {model.config.model_type!r} model; pass an ELMo model.")
     if absent := sorted(key for key in loading["missing_keys"] if not key.startswith("scalar_mix.")):
         raise ValueError(f"--model {name} lacks weights: {', '.join(absent)}. Convert or train it first.")
     model = model.quantize() if int8 else model

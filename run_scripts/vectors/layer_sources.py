@@ -51,17 +51,14 @@ def layer_sources(arguments: LayerSourceArguments) -> list[LayerSource]:
         model, tokenizer = load_model_and_tokenizer(arguments.model, arguments.device, arguments.trust_remote_code)
         sources.append(LayerSource(partial(computed_layers, model, tokenizer), layer_names))
     if arguments.vectors is not None:
+        names = lambda count: ["vectors"] if count == 1 else [f"layer {number}" for number in range(count)]  # noqa: E731
         read = partial(stored_layers, Path(arguments.vectors), [])
-        sources.append(LayerSource(read, numbered_layers, "average of layers"))
+        sources.append(LayerSource(read, names, "average of layers"))
     if arguments.word_vectors is not None:
         found = read_word_vectors(arguments.word_vectors)
         rows = dict(zip(found.words, found.vectors, strict=True))
         sources.append(LayerSource(partial(static_layers, rows), lambda count: ["word vectors"]))
     return sources
-
-
-def numbered_layers(count: int) -> list[str]:
-    return ["vectors"] if count == 1 else [f"layer {number}" for number in range(count)]
 
 
 def computed_layers(model: Any, tokenizer: Any, sentences: Sentences, file: str) -> Iterator[np.ndarray]:

@@ -6,12 +6,12 @@ from itertools import chain
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
+from modeling_elmo.run_scripts.program.command_line import refuse_unread
 from modeling_elmo.run_scripts.program.data_files import TEXT_SUFFIXES, format_suffix, numbered_texts
 from modeling_elmo.run_scripts.program.files import (
     TextArguments,
     dataset_texts,
     numbered_lines,
-    refuse_dataset_options,
     refuse_folder_or_pipe,
 )
 
@@ -45,7 +45,7 @@ def open_lines(
         return lambda: (
             to_line(f"{arguments.dataset}, row {row}", text, is_raw_text, unit) for row, text in enumerate(texts())
         ), total
-    refuse_dataset_options(arguments)
+    refuse_unread(arguments, ("dataset_config", "split", "streaming"), "without --dataset; leave it out.")
     path = Path(file)
     refuse_folder_or_pipe(path, f"--input {path}")
     kind, known = format_suffix(path), (*TEXT_SUFFIXES, *FASTA_SUFFIXES)

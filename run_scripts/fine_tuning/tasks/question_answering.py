@@ -20,7 +20,7 @@ from transformers import DataCollatorWithPadding
 
 from modeling_elmo import ELMoForQuestionAnswering, ELMoTokenizer
 from modeling_elmo.pipeline_elmo import best_answers, characters_of_contexts
-from modeling_elmo.run_scripts.fine_tuning.data import DataArguments, Source, check_cell, is_text, split_sources
+from modeling_elmo.run_scripts.fine_tuning.data import DataArguments, check_cell, is_text, split_sources
 from modeling_elmo.run_scripts.fine_tuning.metrics import answer_scores
 from modeling_elmo.run_scripts.fine_tuning.task import Batch, Record, SplitOutput, Task, log_mean_probabilities
 from modeling_elmo.run_scripts.fine_tuning.trainer import ADADELTA_HELP, EMA_HELP, TaskTrainingArguments
@@ -78,7 +78,12 @@ class QuestionAnswering(Task):
 
     def read_data(self) -> DatasetDict:
         found = split_sources(self.arguments, {".json": question_rows, ".jsonl": question_rows})
-        return DatasetDict({split: _question_split(source, split, self.arguments) for split, source in found.items()})
+        names = ("question", "context", "answers", "id")
+        columns = {name: getattr(self.arguments, f"{name}_column") for name in names}
+        for source in found.values():
+            source.check_columns({name: columns[name] for name in names[:3]})  # an id may be absent
+        convert = partial(_question_row, columns=columns)
+        return DatasetDict({split: each.convert(convert, QUESTION_FEATURES, split) for split, each in found.items()})
 
     def prepare(self, data: DatasetDict):
         unanswered = {split: has_unanswered(questions) for split, questions in data.items()}
@@ -133,13 +138,16 @@ class QuestionAnswering(Task):
         return tuple(map(log_mean_probabilities, zip(*logits, strict=True)))
 
     def _answers(self, output: SplitOutput) -> Iterator[tuple[Record, str, float]]:
-        """Each question, its answer, and the answer's log-probability."""
+        """Each question, its best answer over all windows, and the answer's log-probability."""
         may_be_none = self.trained_on_unanswered
         if may_be_none is None:
             may_be_none = has_unanswered(output.examples)
-        best = best_of_windows(output, self.arguments.max_answer_length)
-        for example, (answers, none) in zip(output.examples, best, strict=True):
-            score, start, end = answers[0]
+        rows = enumerate(zip(output.rows["example_number"], output.rows["offset_mapping"], strict=True))
+        starts, ends = map(torch.from_numpy, map(np.asarray, output.logits))
+        windows_of_questions = groupby(rows, key=lambda row: row[1][0])
+        for example, (_, windows) in zip(output.examples, windows_of_questions, strict=True):
+            parts = [(starts[row, : len(offsets)], ends[row, : len(offsets)], offsets) for row, (_, offsets) in windows]
+            [(score, start, end)], none = best_answers(parts, self.arguments.max_answer_length, count=1)
             if may_be_none and none - score > self.arguments.null_score_diff_threshold:
                 score, start, end = none, 0, 0
             yield example, example["context"][start:end], score
@@ -187,15 +195,6 @@ def answer_positions(
     return characters.index(answer[0]), characters.index(answer[1])
 
 
-def best_of_windows(output: SplitOutput, max_length: int) -> Iterator[tuple[list[tuple[float, int, int]], float]]:
-    """The best answer to each question over all its windows; see `best_answers`."""
-    rows = enumerate(zip(output.rows["example_number"], output.rows["offset_mapping"], strict=True))
-    starts, ends = map(torch.from_numpy, map(np.asarray, output.logits))
-    for _, windows in groupby(rows, key=lambda row: row[1][0]):
-        parts = [(starts[row, : len(offsets)], ends[row, : len(offsets)], offsets) for row, (_, offsets) in windows]
-        yield best_answers(parts, max_length, count=1)
-
-
 def question_word(question: str) -> str:
     """The first question word that occurs, or `other`."""
     words = re.findall(r"[^\W_]+", question.lower())
@@ -220,13 +219,6 @@ def _objects(row: Mapping[str, Any], key: str, location: str) -> list[dict[str, 
     fits = isinstance(values, list) and all(isinstance(value, dict) for value in values)
     check_cell(fits, location, key, values, "a list of objects, as in SQuAD's files")
     return values
-
-
-def _question_split(source: Source, split: str, arguments: QuestionAnsweringArguments) -> Dataset:
-    columns = {name: getattr(arguments, f"{name}_column") for name in ("question", "context", "answers")}
-    source.check_columns(columns)
-    convert = partial(_question_row, columns=columns | {"id": arguments.id_column})
-    return source.convert(convert, QUESTION_FEATURES, split)
 
 
 def _question_row(location: str, row: Mapping[str, Any], columns: dict[str, str]) -> dict[str, Any]:
