@@ -25,7 +25,7 @@ from modeling_elmo.run_scripts.program.processes import (
 )
 
 ROOT = Path(__file__).parents[1]
-SHARDED = ("pretraining", "frozen", "trained")
+SHARDED = ("pretraining", "layers", "frozen", "trained")
 # A run with a worker, as of a DataLoader. The worker outlives it for a while.
 HOLDER = """
 import multiprocessing, sys, time
@@ -66,8 +66,12 @@ def make_parts(kind: str) -> tuple[torch.nn.Module, list[torch.nn.Module]]:
     torch.manual_seed(0)
     options = {"vocab_size": 40, "dropout": 0.0, "elmo_dropout": 0.0, "task_dropout": 0.0, "task_hidden_size": 6}
     config = ELMoConfig.from_preset("tiny", **options, num_labels=3, freeze_bilm=kind == "frozen")
-    model = (ELMoForPreTraining if kind == "pretraining" else ELMoForTokenClassification)(config)
+    model = (ELMoForPreTraining if kind in ("pretraining", "layers") else ELMoForTokenClassification)(config)
     model._freeze_as_configured()
+    if kind == "layers":  # as accelerate finds them
+        parts = [module for module in model.modules() if type(module).__name__ in model._no_split_modules]
+        assert len(parts) == 2 * config.num_hidden_layers
+        return model, parts
     parts = [*model.elmo.children(), *(part for part in model.children() if part is not model.elmo)]
     return model, [part for part in parts if [*part.parameters()]]
 
