@@ -274,7 +274,7 @@ def test_a_tokenizer_without_a_maximum_does_not_cut(tokenizer, options):
     limited = copy.copy(tokenizer)
     for limit, cut in ((3, [1, 4, 2]), (None, [1, 4, 3, 2])):  # sentence-transformers assigns both
         limited.model_max_length = limit
-        assert limited(["the cat"], truncation=True, **options)["input_ids"] == [cut]
+        assert limited(["the cat"], truncation=True, **options)["input_ids"][0] == cut
     assert limited.model_max_length == length
 
 
