@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import contextmanager
 from contextvars import Context, ContextVar, copy_context
-from functools import cache
+from functools import cache, wraps
 from pathlib import Path
 from threading import Semaphore
 from typing import Any, NamedTuple, TypeVar
@@ -333,6 +333,40 @@ def fast_product(inputs: Tensor, weight_GD: Tensor, bias_G: Tensor | None) -> Te
     return output_NG.unflatten(0, inputs.shape[:-1])
 
 
+def first_derivative(backward: Callable[..., Any]) -> Callable[..., Any]:
+    """The backward pass of a function that has no second derivative: to compute one raises an error.
+
+    torch's `once_differentiable` lets it pass where the incoming gradient is a constant, and a penalty of the gradient
+    would then have a wrong gradient.
+    """
+
+    @wraps(backward)
+    def refused(ctx, *gradients):
+        with torch.no_grad():
+            results = backward(ctx, *gradients)
+        if not torch.is_grad_enabled():  # without `create_graph`
+            return results
+        results = results if isinstance(results, tuple) else (results,)
+        found = [each for each in results if each is not None]
+        given = [*gradients, *ctx.saved_tensors, gradients[0].new_zeros(0).requires_grad_()]
+        values = iter(_Refused.apply(len(found), *found, *given))
+        return tuple(None if each is None else next(values) for each in results)
+
+    return refused
+
+
+class _Refused(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, number, *tensors):
+        return tuple(tensor.view_as(tensor) for tensor in tensors[:number])
+
+    @staticmethod
+    def backward(ctx, *_):
+        raise RuntimeError(
+            'This computation has no second derivative. For the biLM, compute inside `with elmo_backend("reference"):`.'
+        )
+
+
 class _Linear(torch.autograd.Function):
     @staticmethod
     def forward(ctx, inputs_ND, weight_GD, bias_G):
@@ -340,7 +374,7 @@ class _Linear(torch.autograd.Function):
         return product(inputs_ND, weight_GD, bias_G)
 
     @staticmethod
-    @torch.autograd.function.once_differentiable
+    @first_derivative
     def backward(ctx, grad_NG):
         inputs_ND, weight_GD = ctx.saved_tensors
         grad_NG, wanted = grad_NG.contiguous(), ctx.needs_input_grad

@@ -10,7 +10,16 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from .elmo_backends import choose_backend, fast_linear, packed, product, product_dtype, tanh, weight_gradient
+from .elmo_backends import (
+    choose_backend,
+    fast_linear,
+    first_derivative,
+    packed,
+    product,
+    product_dtype,
+    tanh,
+    weight_gradient,
+)
 from .elmo_head_layers import PackedTexts, reset_gates_
 from .elmo_lstm import shifted
 
@@ -139,7 +148,7 @@ class _HighwayLSTM(torch.autograd.Function):
         return states_NH
 
     @staticmethod
-    @torch.autograd.function.once_differentiable
+    @first_derivative
     def backward(ctx, grad_NH):
         highway_NH, weight_GH, kept_SH, values_NG, cells_NH, squashed_NH, states_NH = ctx.saved_tensors
         batch_sizes, zeros_SH = ctx.batch_sizes, torch.zeros_like(states_NH[: ctx.batch_sizes[0]])

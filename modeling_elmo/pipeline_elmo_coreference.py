@@ -38,7 +38,8 @@ class ELMoCoreferencePipeline(ChunkPipeline):
     first mentions, and mentions in the order of the document. `start` and `end` are character positions in the text.
     Given sentences count as joined by line feeds, and given words as joined by single spaces.
 
-    A list is one document; pass several documents as a data set or an iterator.
+    A list is one document; pass several documents as a data set or an iterator. They are read one at a time, with any
+    `batch_size`.
 
     Args:
         singletons: whether to return mentions of their own, as clusters of one. Default: if the model was trained on
@@ -53,8 +54,7 @@ class ELMoCoreferencePipeline(ChunkPipeline):
     default_input_names = "document"
 
     def __call__(self, inputs: Any, **options: Any) -> Any:
-        if options.get("batch_size", 1) != 1:
-            raise ValueError(f"`batch_size` is {options['batch_size']}, but a document is a batch; leave it out.")
+        options["batch_size"] = 1  # whatever was asked for: the sentences of a document are a batch
         if isinstance(inputs, (str, list, tuple, Mapping)) or not isinstance(inputs, (Iterable, Dataset)):
             return super().__call__({"document": inputs}, **options)
         documents = readable(inputs)

@@ -18,18 +18,22 @@ from head_models import make_model as make_head
 from head_models import targets_of as targets_of_head
 from pretraining_worker import pretrain
 from test_modeling_elmo import make_batch, make_model
-from torch.utils._pytree import tree_leaves, tree_map
+from test_pipeline_elmo_coreference import make_pipe
+from test_pipeline_elmo_roles import made_pipeline
+from torch.utils._pytree import tree_flatten, tree_leaves, tree_map
 from transformers import Trainer, TrainingArguments
 
 from modeling_elmo import (
     ELMoConfig,
     ELMoForPreTraining,
+    ELMoForQuestionAnswering,
     ELMoForTokenClassification,
     ELMoModel,
     ELMoTokenizer,
     elmo_backend,
     elmo_lstm_fused,
 )
+from modeling_elmo.pipeline_elmo import ELMoQuestionAnsweringPipeline
 from modeling_elmo.run_scripts import benchmark
 from modeling_elmo.run_scripts.pretraining.optimization import OptimizationArguments, clip_gradients, make_optimizers
 
@@ -231,6 +235,23 @@ def test_trainer(tmp_path):
             losses.append(trainer.evaluate()["eval_loss"])
         assert model.device.type == device
     assert losses[1] == pytest.approx(losses[0], rel=1e-4)
+
+
+@pytest.mark.parametrize("kind", ["questions", "roles", "coreference"])
+def test_pipelines(kind):
+    if kind == "questions":
+        config = ELMoConfig.from_preset("tiny", task_hidden_size=6, **WITHOUT_DROPOUT)
+        parts = {"model": ELMoForQuestionAnswering(config), "tokenizer": ELMoTokenizer()}
+        pipe, texts = ELMoQuestionAnsweringPipeline(**parts), [{"question": "Who?", "context": "Ada, in London."}] * 2
+    else:
+        pipe = made_pipeline() if kind == "roles" else make_pipe()
+        texts = ["The cat ate the fish.", "Snow fell."]
+    expected = pipe(texts, batch_size=2)
+    moved_pipe = type(pipe)(model=pipe.model, tokenizer=pipe.tokenizer, device=DEVICE)
+    found = moved_pipe(texts, batch_size=2)
+    assert moved_pipe.model.device.type == DEVICE
+    (values, shape), (expected_values, expected_shape) = map(tree_flatten, (found, expected))
+    assert shape == expected_shape and values == pytest.approx(expected_values, abs=1e-5)
 
 
 def test_save_and_load(tmp_path):

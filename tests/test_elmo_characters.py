@@ -3,6 +3,7 @@
 `test_tokenization_elmo.py` tests the encodings.
 """
 
+import copy
 import pickle
 from itertools import chain, product
 from unittest import mock
@@ -270,6 +271,11 @@ def test_cut_texts_fit_or_say_why_not(tokenizer, strategy, stride):
 def test_a_tokenizer_without_a_maximum_does_not_cut(tokenizer, options):
     length = tokenizer.model_max_length  # 10^30, more than the backend can count
     assert tokenizer(["the cat"], truncation=True, max_length=length, **options)["input_ids"] == [[1, 4, 3, 2]]
+    limited = copy.copy(tokenizer)
+    for limit, cut in ((3, [1, 4, 2]), (None, [1, 4, 3, 2])):  # sentence-transformers assigns both
+        limited.model_max_length = limit
+        assert limited(["the cat"], truncation=True, **options)["input_ids"][0] == cut
+    assert limited.model_max_length == length
 
 
 def test_later_settings_do_not_change_encodings():

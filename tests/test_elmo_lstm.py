@@ -181,6 +181,37 @@ def test_hand_written_gradients_equal_autograd(options, order, backend, device):
         torch.testing.assert_close(mine, theirs)
 
 
+def second_derivatives(lstm, config, loss):
+    """A product of the second derivatives with a vector, and the same from differences of gradients."""
+    batch = [tensor.double() for tensor in make_batch(config, torch.float64)]
+    tokens, mask = batch[0], batch[1].bool()
+    vector = torch.linspace(-1, 1, tokens.numel(), dtype=torch.float64).view_as(tokens)
+
+    def gradient(tokens, **options):
+        tokens = tokens.clone().requires_grad_()
+        output = loss(run(lstm, tokens, mask, *batch[2:])[0][-1])
+        return tokens, torch.autograd.grad(output, tokens, **options)[0]
+
+    tokens, found = gradient(tokens, create_graph=True)
+    (found,) = torch.autograd.grad((found * vector).sum(), tokens)
+    above, below = (gradient(tokens.detach() + sign * 1e-5 * vector)[1] for sign in (1, -1))
+    return found, (above - below) / 2e-5
+
+
+@pytest.mark.parametrize("loss", [torch.sum, lambda output: output.square().sum()], ids=["linear", "square"])
+def test_second_derivatives_are_exact_or_refused(loss):
+    """The gradient of a linear loss does not depend on the output: torch's own check takes it for a constant."""
+    config = make_config(lstm_hidden_size=5, projection_size=3, cell_clip=None, projection_clip=None)
+    lstm = make_lstm(config, dtype=torch.float64)
+    with elmo_backend("reference"):
+        found, expected = second_derivatives(lstm, config, loss)
+    assert expected.abs().max() > 0.01
+    torch.testing.assert_close(found, expected, rtol=1e-6, atol=1e-8)
+    for backend in ("training", "fused"):
+        with elmo_backend(backend), pytest.raises(RuntimeError, match=r"no second derivative.*elmo_backend"):
+            second_derivatives(lstm, config, loss)
+
+
 @pytest.mark.skipif(not torch.ops.mkldnn._is_mkldnn_bf16_supported(), reason="oneDNN has no bfloat16 here")
 @pytest.mark.parametrize("order", ["forward_N", "backward_N"])
 def test_training_under_autocast_is_near_float64(order):

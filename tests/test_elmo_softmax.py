@@ -171,6 +171,14 @@ def test_parameters_in_half_precision_sum_in_float32(chunks):
             torch.testing.assert_close(mine.float(), theirs, rtol=2e-2, atol=2e-2)
 
 
+def test_second_derivatives_are_refused():
+    """The loss is the end of the graph, so that the incoming gradient is a constant."""
+    softmax, (hidden, targets, scale) = make_softmax(), make_predictions()
+    (gradient,) = torch.autograd.grad(softmax(hidden, targets, scale)[0], hidden, create_graph=True)
+    with pytest.raises(RuntimeError, match="no second derivative"):
+        gradient.square().sum().backward()
+
+
 def test_log_probabilities_of_the_full_softmax():
     for softmax_type in ("full", "sampled"):
         softmax, (hidden, targets, _) = make_softmax(softmax_type).eval(), make_predictions()

@@ -262,6 +262,61 @@ def test_trainer_evaluates_the_loss_and_gathers_only_logits(model_class, options
         assert isinstance(found.predictions, np.ndarray) and found.predictions.shape[-1] == 5
 
 
+def attributed(head: str) -> tuple[ELMoForSequenceClassification, dict]:
+    """A classifier in float64 whose answers differ, and two sentences."""
+    torch.manual_seed(0)
+    tokenizer = tokenizer_of(*WORDS)
+    options = {"head": head, "classifier": "linear" if head == "linear" else "bcn", "num_labels": 2}
+    model = ELMoForSequenceClassification(tiny_config(tokenizer, **options)).double().eval()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.normal_(std=0.3)
+    return model, dict(tokenizer(["He is in London.", "Paris"], padding=True, return_tensors="pt"))
+
+
+@pytest.mark.parametrize("head, given", [("linear", "inputs_embeds"), *((h, "layers") for h in ("linear", "paper"))])
+def test_integrated_gradients_of_vectors_are_complete(head, given):
+    """Their sum is the difference of the outputs (Sundararajan et al. 2017, proposition 1), by the midpoint rule."""
+    model, batch = attributed(head)
+    with torch.no_grad():
+        if given == "inputs_embeds":
+            vectors = model.elmo.encode_words(batch["character_ids"])
+            options = {"attention_mask": batch["attention_mask"]}
+        else:
+            given, vectors = "elmo_hidden_states", torch.stack(model.elmo(**batch).hidden_states, dim=1)
+            options = batch
+        answers = [model(**options, **{given: scale * vectors}).logits[:, 1] for scale in (1, 0)]
+        torch.testing.assert_close(answers[0], model(**batch).logits[:, 1])
+    total = torch.zeros_like(vectors)
+    for step in range(200):
+        point = ((step + 0.5) / 200 * vectors).requires_grad_()
+        total += torch.autograd.grad(model(**options, **{given: point}).logits[:, 1].sum(), point)[0]
+    difference = answers[0] - answers[1]
+    assert difference.abs().min() > 0.01
+    torch.testing.assert_close((vectors * total / 200).flatten(1).sum(1), difference, rtol=1e-3, atol=0)
+
+
+@pytest.mark.parametrize("head", ["linear", "paper"])
+def test_integrated_gradients_of_captum_are_complete(head):
+    """A network of its own reads the characters too, so both encoders are layers."""
+    captum_attr = pytest.importorskip("captum.attr", reason="captum computes the attributions")
+    model, batch = attributed(head)
+    names = ["character_ids", "input_ids", "attention_mask"]
+    characters, *others = (batch[name] for name in names)
+    without = torch.where(characters > 0, 261, 0)
+
+    def answer(*inputs):
+        return model(**dict(zip(names, inputs, strict=True))).logits
+
+    encoders = [part.char_encoder for part in (model.elmo, model.token_features) if part is not None]
+    method = captum_attr.LayerIntegratedGradients(answer, encoders)
+    found = method.attribute(characters, without, target=1, additional_forward_args=tuple(others), n_steps=200)
+    found = found if isinstance(found, (list, tuple)) else [found]
+    difference = (answer(characters, *others) - answer(without, *others))[:, 1]
+    assert len(found) == len(encoders) and difference.abs().min() > 0.01
+    torch.testing.assert_close(sum(part.flatten(1).sum(1) for part in found), difference, rtol=1e-2, atol=0)
+
+
 @pytest.mark.parametrize("freeze_bilm", [True, False])
 def test_adapters_of_peft(freeze_bilm, tmp_path):
     """LoRA as in docs/fine_tuning.md: an adapted biLM is one whose weights are `W + alpha / r * B @ A`."""

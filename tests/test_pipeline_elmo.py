@@ -91,7 +91,10 @@ def test_batches_lists_and_ways_to_ask(pipe):
     assert [len(answers) for answers in pipe(both, top_k=2)] == [2, 2]
     columns = Dataset.from_list(both)
     assert pipe(question=columns["question"], context=columns["context"]) == pipe(columns) == pipe(both)
-    assert pipe([]) == pipe(question=[], context=[]) == []
+    questions = [QUESTION, "Where?"]
+    expected = pipe([{"question": each, "context": CONTEXT} for each in questions])
+    assert pipe(question=questions, context=CONTEXT) == pipe(question=iter(questions), context=CONTEXT) == expected
+    assert pipe([]) == pipe(question=[], context=[]) == pipe(question=[], context=CONTEXT) == []
 
 
 @pytest.mark.parametrize("batch_size", [1, 2])
@@ -111,7 +114,7 @@ def test_data_sets_are_read_row_by_row(pipe, check_streams, batch_size):
     [
         ({"question": ""}, "`question` is ''"),
         ({"context": None}, "question=.*context="),
-        ({"question": ["a", "b"]}, "question=.*context="),
+        ({"context": ["a", "b"]}, "question=.*context="),
         ({"question": ["a", "b"], "context": ["c"]}, "`context` is None in .*'b'"),
         ({"top_k": None}, "`top_k` is None.*at least 1"),
         ({"doc_stride": -1}, "`doc_stride` is -1.*at least 0"),

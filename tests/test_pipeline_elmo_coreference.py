@@ -108,6 +108,9 @@ def test_several_documents(pipe, check_streams):
     documents = [SENTENCES, WORDS, SENTENCES[1:]] * 3
     expected = [pipe(document) for document in documents]
     check_streams(pipe, documents, expected)
+    given = {"model": pipe.model, "tokenizer": pipe.tokenizer}
+    for batched, options in ((ELMoCoreferencePipeline(**given, batch_size=8), {}), (pipe, {"batch_size": 2})):
+        assert list(batched(iter(documents), **options)) == expected and batched(WORDS, **options) == expected[1]
     rows = datasets.Dataset.from_dict({"document": [SENTENCES, SENTENCES[1:]]})
     assert pipe(rows) == pipe(rows["document"]) == expected[:3:2]
 
@@ -215,7 +218,6 @@ def test_documents_without_words(pipe, monkeypatch):
     [
         ({"max_seq_len": 12}, "max_seq_len"),
         ({"max_words": 2.5}, "`max_words` is 2.5.*at least 1"),
-        ({"batch_size": 2}, "`batch_size` is 2"),
         ({"genre": "bc"}, "`genre` is 'bc'; .*no genres"),
     ],
 )

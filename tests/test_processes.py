@@ -1,5 +1,6 @@
 """A folder belongs to one run, and a run has all processes that were started."""
 
+import json
 import multiprocessing
 import os
 import signal
@@ -12,6 +13,7 @@ from unittest.mock import MagicMock
 import pytest
 import torch
 
+from modeling_elmo import ELMoConfig, ELMoForPreTraining, ELMoForTokenClassification
 from modeling_elmo.run_scripts.program.processes import (
     LOCK,
     check_processes,
@@ -23,6 +25,7 @@ from modeling_elmo.run_scripts.program.processes import (
 )
 
 ROOT = Path(__file__).parents[1]
+SHARDED = ("pretraining", "layers", "frozen", "trained")
 # A run with a worker, as of a DataLoader. The worker outlives it for a while.
 HOLDER = """
 import multiprocessing, sys, time
@@ -56,6 +59,59 @@ def test_a_group_of_processes(monkeypatch):
     assert join_processes() == (2, 1)
     with pytest.raises(ConnectionError, match="One of 2 processes has ended"):
         values_of_all(None, 2)
+
+
+def make_parts(kind: str) -> tuple[torch.nn.Module, list[torch.nn.Module]]:
+    """A model, and the parts of it that are sharded one by one."""
+    torch.manual_seed(0)
+    options = {"vocab_size": 40, "dropout": 0.0, "elmo_dropout": 0.0, "task_dropout": 0.0, "task_hidden_size": 6}
+    config = ELMoConfig.from_preset("tiny", **options, num_labels=3, freeze_bilm=kind == "frozen")
+    model = (ELMoForPreTraining if kind in ("pretraining", "layers") else ELMoForTokenClassification)(config)
+    model._freeze_as_configured()
+    if kind == "layers":  # as accelerate finds them
+        parts = [module for module in model.modules() if type(module).__name__ in model._no_split_modules]
+        assert len(parts) == 2 * config.num_hidden_layers
+        return model, parts
+    parts = [*model.elmo.children(), *(part for part in model.children() if part is not model.elmo)]
+    return model, [part for part in parts if [*part.parameters()]]
+
+
+def losses_of(model, rows: slice) -> list[float]:
+    """The losses of four steps on rows of a batch, which have the same number of words."""
+    parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    optimizer, losses = torch.optim.SGD(parameters, lr=0.1), []
+    generator = torch.Generator().manual_seed(0)
+    words = torch.randint(4, 40, (4, 6), generator=generator)[rows]
+    characters = torch.randint(1, 200, (4, 6, 50), generator=generator)[rows]
+    labels = words if isinstance(model, ELMoForPreTraining) else words % 3
+    for _ in range(4):
+        loss = model(character_ids=characters, input_ids=words, labels=labels).loss
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        losses.append(loss.item())
+    return losses
+
+
+def train_sharded(rank: int, folder: Path):
+    torch.distributed.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=2)
+    for kind in SHARDED:
+        model, parts = make_parts(kind)
+        for part in [*parts, model]:
+            torch.distributed.fsdp.fully_shard(part)
+        losses = values_of_all(losses_of(model, slice(2 * rank, 2 * rank + 2)), 2)
+        (folder / kind).write_text(json.dumps([sum(pair) / 2 for pair in zip(*losses, strict=True)]))
+    torch.distributed.destroy_process_group()
+
+
+@pytest.mark.slow
+def test_sharded_parts_equal_one_process(tmp_path):
+    """FSDP 2 on the children of the biLM and of the head, then on the model."""
+    torch.multiprocessing.spawn(train_sharded, (tmp_path,), nprocs=2)
+    for kind in SHARDED:
+        expected = losses_of(make_parts(kind)[0], slice(None))
+        assert expected[-1] < expected[0]
+        assert json.loads((tmp_path / kind).read_text()) == pytest.approx(expected, rel=1e-6)
 
 
 def test_each_process_of_a_machine_has_its_own_device(monkeypatch):

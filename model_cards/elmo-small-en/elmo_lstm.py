@@ -23,6 +23,7 @@ from .elmo_backends import (
     at_once,
     can_use_threads,
     choose_backend,
+    first_derivative,
     forced_backend,
     fused_obstacle,
     is_unmodified,
@@ -261,7 +262,7 @@ class BackpropagationThroughTime(torch.autograd.Function):
         return tuple(chain.from_iterable(outputs))
 
     @staticmethod
-    @torch.autograd.function.once_differentiable
+    @first_derivative
     def backward(ctx, *gradients):
         threads, *sizes = ctx.settings
         columns = ctx.saved_tensors, ctx.needs_input_grad[3:], gradients

@@ -23,6 +23,7 @@ class ELMoQuestionAnsweringPipeline(ChunkPipeline):
     """Answers questions from contexts.
 
         answer = pipe(question="Who wrote it?", context="It was written by Ada.")
+        answers = pipe(question=["Who wrote it?", "What did she write?"], context="It was written by Ada.")
         answers = pipe([{"question": ..., "context": ...}, ...], batch_size=8)
         for answer in pipe(dataset, batch_size=8): ...  # a torch `Dataset` or a generator of such dictionaries
 
@@ -44,6 +45,8 @@ class ELMoQuestionAnsweringPipeline(ChunkPipeline):
         are_lists = [isinstance(each, Iterable) and not isinstance(each, str) for each in (question, context)]
         if inputs is None and isinstance(question, str) and isinstance(context, str):
             inputs = {"question": question, "context": context}
+        elif inputs is None and are_lists[0] and isinstance(context, str):
+            inputs = [{"question": each, "context": context} for each in question]
         elif inputs is None and all(are_lists):
             inputs = [{"question": q, "context": c} for q, c in zip_longest(question, context)]
         elif inputs is None or question is not None or context is not None:

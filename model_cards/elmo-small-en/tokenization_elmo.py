@@ -22,6 +22,7 @@ from types import NoneType
 import numpy as np
 from tokenizers import AddedToken, Tokenizer, models, processors
 from transformers import BatchEncoding, TensorType
+from transformers.tokenization_utils_base import VERY_LARGE_INTEGER
 from transformers.tokenization_utils_tokenizers import TokenizersBackend
 from transformers.utils import PaddingStrategy, logging
 
@@ -175,6 +176,8 @@ class ELMoTokenizer(TokenizersBackend):
     def __setattr__(self, key, value):
         """Refuses values that only some methods would respect."""
         _check_setting(key, value)
+        if key == "model_max_length" and value is None:  # no limit, which sentence-transformers assigns as `None`
+            value = VERY_LARGE_INTEGER
         if key in self.__dict__.get("_options", ()) and value != self.__dict__[key]:
             raise ValueError(
                 f"`{key}` cannot change; use tokenizer.with_vocabulary(tokenizer.get_vocab(), {key}={value!r:.40})."

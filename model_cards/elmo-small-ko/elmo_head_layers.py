@@ -26,6 +26,7 @@ from .configuration_elmo import ELMoConfig
 from .elmo_backends import (
     choose_backend,
     fast_product,
+    first_derivative,
     is_exporting,
     is_hooked,
     is_unmodified,
@@ -459,7 +460,7 @@ class _GRU(torch.autograd.Function):
         return states.index_select(0, texts.both_ways[1]).view(len(gates_N2G), 2 * size)
 
     @staticmethod
-    @torch.autograd.function.once_differentiable
+    @first_derivative
     def backward(ctx, grad_N2H: Tensor):
         weight_KGH, values_MG, candidates, news, states = ctx.saved_tensors
         texts, size = ctx.texts, states.shape[1]
@@ -507,7 +508,7 @@ class _LSTM(torch.autograd.Function):
         return states.index_select(0, texts.both_ways[1]).view(len(gates_N2G), 2 * size)
 
     @staticmethod
-    @torch.autograd.function.once_differentiable
+    @first_derivative
     def backward(ctx, grad_N2H: Tensor):
         weight_KGH, values_MG, cells, squashed, states = ctx.saved_tensors
         texts, (enter, forget, new, output) = ctx.texts, values_MG.chunk(4, -1)

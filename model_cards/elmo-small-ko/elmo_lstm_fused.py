@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from .elmo_backends import product_dtype
+from .elmo_backends import first_derivative, product_dtype
 from .elmo_inputs import to_device
 
 try:  # optional, only for CUDA
@@ -144,7 +144,7 @@ class FusedBackpropagation(torch.autograd.Function):
         return kept[0], kept[1].index_select(1, last_S)
 
     @staticmethod
-    @torch.autograd.function.once_differentiable
+    @first_derivative
     def backward(ctx, grad_outputs_KNP, grad_cell_KSH):
         inputs_KND, input_weight_KGD, state_weight_KGP, projection_KPH, *states = ctx.saved_tensors
         hidden_KSP, cell_KSH, before_N, outputs_KNP, cells_KNH, values_KNG = states

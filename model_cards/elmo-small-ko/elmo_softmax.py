@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from .elmo_backends import (
     choose_backend,
     fast_linear,
+    first_derivative,
     forced_backend,
     is_unmodified,
     product,
@@ -315,7 +316,7 @@ class _CrossEntropy(torch.autograd.Function):
         return loss, losses_N
 
     @staticmethod
-    @torch.autograd.function.once_differentiable
+    @first_derivative
     def backward(ctx, grad, _):
         *gradients, unit = ctx.saved_tensors
         # Autograd casts the results to the dtype of the parameters.

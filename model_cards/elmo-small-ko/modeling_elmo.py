@@ -184,6 +184,7 @@ class ELMoModel(ELMoTokenMixin, ELMoPreTrainedModel):
     """
 
     _keys_to_ignore_on_load_missing = [r"scalar_mix\."]  # a language model has none; a new mix is the average
+    _no_split_modules = ["ELMoLSTMLayer"]  # stays on one device, and is sharded by itself
 
     def __init__(self, config: ELMoConfig, add_mixing_layer: bool = True):
         super().__init__(config)
