@@ -35,7 +35,7 @@ from safetensors.torch import load_file
 from torch import Tensor
 from torch.func import functional_call
 from torch.torch_version import TorchVersion
-from tqdm import tqdm
+from tqdm import auto, std
 from transformers import AutoModelForPreTraining
 
 from modeling_elmo import ELMoConfig, ELMoForPreTraining
@@ -151,7 +151,8 @@ def test_a_new_learning_rate_counts_on_resuming(tmp_path):
 
 def run_counting_steps(options: dict, done):
     """A run in a forked process, which counts its steps for the parent."""
-    tqdm.set_lock(RLock())  # the parent's lock is shared, and a killed process may never release it
+    for bar in (std.tqdm, auto.tqdm):  # `thread_map` gives the second a lock of its own
+        bar.set_lock(RLock())  # the parent's lock is shared, and a killed process may never release it
 
     def count(run: Pretraining):
         done.value = run.progress.step
