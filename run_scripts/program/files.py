@@ -133,7 +133,16 @@ def split_parts(split: str, sizes: Mapping[str, int], where: str) -> list[Any]:
     try:
         return ReadInstruction.from_spec(split).to_absolute(dict(sizes))
     except ValueError as error:
-        raise ValueError(f"{where}: {error} The splits are {list(sizes)}.") from error
+        raise ValueError(f"{where}: {error} The splits are {list(sizes)}; '{[*sizes][0]}[90%:]' is a part.") from error
+
+
+def refuse_training_data(held_out: str, held_out_option: str, train: str, train_option: str):
+    """Refuses a held-out part of a split of which all is training data."""
+    if held_out.startswith(f"{train}["):
+        raise ValueError(
+            f"{held_out_option} {held_out} is also training data. Leave it out there: pass {train_option} with the rest, "
+            f"as '{train}[:90%]' is the rest of '{train}[90%:]'."
+        )
 
 
 def check_model(name_or_path: str):
