@@ -139,10 +139,8 @@ def split_parts(split: str, sizes: Mapping[str, int], where: str) -> list[Any]:
 def refuse_training_data(held_out: str, held_out_option: str, train: str, train_option: str):
     """Refuses a held-out part of a split of which all is training data."""
     if held_out.startswith(f"{train}["):
-        raise ValueError(
-            f"{held_out_option} {held_out} is also training data. Leave it out there: pass {train_option} with the rest, "
-            f"as '{train}[:90%]' is the rest of '{train}[90%:]'."
-        )
+        rest = f"pass {train_option} with the rest, such as '{train}[:90%]' for '{train}[90%:]'"
+        raise ValueError(f"{held_out_option} {held_out} is also training data; {rest}.")
 
 
 def check_model(name_or_path: str):
