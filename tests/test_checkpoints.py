@@ -260,7 +260,7 @@ def test_what_is_resumed(tmp_path):
         ("run", None, "run already holds checkpoint-10"),
         ("run", "other/checkpoint-5", "other/checkpoint-5: .*run already holds checkpoint-10, and the two runs"),
         ("run", "run", "run: .*training_state.pt.* checkpoint-5, checkpoint-10"),
-        ("run", "run/.checkpoint-11.unfinished", "no complete checkpoint"),
+        ("run", "run/.checkpoint-11.unfinished", "not a complete checkpoint"),
         ("thesis", None, "thesis already holds thesis.tex"),
         ("thesis", "other/checkpoint-5", "thesis already holds thesis.tex"),
         ("new", "last", "last: .*new holds no checkpoints"),

@@ -5,12 +5,13 @@ import re
 import shutil
 import sys
 from pathlib import Path
+from statistics import mean
 
 import pytest
 import torch
 from clean_python import run
 from safetensors.torch import load_file
-from test_readme import words_per_sentence
+from test_readme import sentence_lengths
 from transformers import AutoModel, AutoTokenizer
 
 from modeling_elmo import ELMoConfig, ELMoModel, ELMoTokenizer
@@ -72,7 +73,7 @@ def test_the_card_is_made_of_what_was_recorded(folder, tmp_path):
 def test_the_card_is_short(folder):
     """In words without the front matter, and in words per sentence."""
     text = (folder / "README.md").read_text(encoding="utf-8").split("---\n", 2)[2]
-    assert len(text.split()) <= 700 and 13 <= words_per_sentence(text) <= 19
+    assert len(text.split()) <= 700 and 13 <= mean(sentence_lengths(text)) <= 19
 
 
 @pytest.mark.slow
