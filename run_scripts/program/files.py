@@ -145,7 +145,7 @@ def refuse_training_data(held_out: str, held_out_option: str, train: str, train_
 
 def check_model(name_or_path: str):
     """Checks that a folder or the Hub has an ELMo model of this name, before a program works for it."""
-    if (folder := Path(name_or_path)).is_dir():
+    if (folder := Path(name_or_path)).exists():
         if not Path(folder, CONFIG_NAME).is_file():
             raise FileNotFoundError(f"{folder} has no config.json; pass a model, or convert one with elmo convert.")
         config = read_json(folder / CONFIG_NAME)
