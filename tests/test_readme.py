@@ -149,6 +149,7 @@ def test_korean_readme_has_the_same_commands_figures_and_links():
     assert blocks[0] == blocks[1] and len(blocks[0]) == 3
     assert figures_of_results(english) == figures_of_results(korean) and len(figures_of_results(english)) == 11
     assert sorted(commands(english)) == sorted(commands(korean))
+    assert "`make demo`" in english and "`make test`" in english  # the two that make their own environments
     own = {"README.md", "README.ko.md", "docs/start.ko.md", "docs/tour.ipynb", "docs/tour.ko.ipynb"}
     assert {file for file, _ in {*LINK.findall(english)} ^ {*LINK.findall(korean)}} == own
 
