@@ -253,6 +253,11 @@ def publish(training: Pretraining, survey: Survey | None, corpus_args: CorpusArg
     print(f"{output_dir}: the model of step {step}, with its card; load it with AutoModel.from_pretrained")
     values = perplexity_values(record, [entry for entry in progress.log if "perplexity" in entry])
     found = values.get("perplexity", {})
+    if not found:
+        print(
+            "Its perplexity was not measured. Pass --validation_file, or a part of the text with --split 'train[:90%]' "
+            "--validation_split 'train[90%:]'."
+        )
     if (unigram := found.get("unigram")) and unigram < found["perplexity"]:
         print(
             f"Warning: the held-out perplexity {found['perplexity']:,.2f} is above the {unigram:,.2f} of a unigram, "

@@ -2,6 +2,7 @@
 
 import json
 import re
+from importlib.util import find_spec, module_from_spec
 from pathlib import Path
 
 import pytest
@@ -165,3 +166,16 @@ def test_every_field_is_read_somewhere():
     folder = Path(modeling_elmo.__file__).parent
     models = "".join(path.read_text(encoding="utf-8") for path in folder.glob("*elmo*.py") if "config" not in path.name)
     assert not {name for name in FIELDS if not re.search(rf"\b{name}\b", models)}
+
+
+@pytest.mark.parametrize("name", ["modeling_elmo.configuration_elmo", "modeling_elmo.tokenization.tokenization_elmo"])
+def test_an_older_transformers_is_named_with_the_needed_version(name, monkeypatch):
+    """Loaded files come without pip's check of requirements; all places name the same version."""
+    root = Path(__file__).parents[1]
+    lowest = re.search(r'"transformers>=([\d.]+)"', (root / "pyproject.toml").read_text("utf-8"))[1]
+    assert f"LOWEST := {lowest}.0\n" in (root / "Makefile").read_text("utf-8")
+    assert f"transformers {lowest}, or newer" in (root / "model_cards" / "card.md").read_text("utf-8")
+    monkeypatch.setattr("importlib.metadata.version", lambda _: "5.8.1")
+    spec = find_spec(name)
+    with pytest.raises(ImportError, match=rf"transformers>={lowest} .* found transformers==5\.8\.1"):
+        spec.loader.exec_module(module_from_spec(spec))

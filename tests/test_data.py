@@ -54,7 +54,9 @@ def test_splits_that_are_refused(tmp_path):
     DatasetDict(parts).save_to_disk(tmp_path / "other")
     for folder, options, shown in (
         ("data", {"train_split": "all"}, r"--train_split all: Unknown split .*\['train', 'dev', 'test'\]"),
-        ("data", {"test_split": "dev[:"}, r"--test_split dev\[:: Unrecognized instruction format"),
+        ("data", {"test_split": "dev[:"}, r"--test_split dev\[:: Unrecognized .*'train\[90%:\]' is a part"),
+        ("data", {"validation_split": "train[3:]"}, r"--validation_split train\[3:\] is also .*pass --train_split"),
+        ("data", {"test_split": "train[3:]"}, r"--test_split train\[3:\] is also training data.*pass --train_split"),
         ("data", {"train_split": "none", "test_split": "none"}, r"\['train', 'dev', 'test'\]; .*--train_split"),
         ("other", {"train_split": "train+test"}, r"--train_split train\+test: .*different columns"),
     ):

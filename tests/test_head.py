@@ -46,10 +46,13 @@ def words_of(tokenizer: ELMoTokenizer) -> list[str]:
 
 
 def test_a_wrong_name_is_found_before_the_data_are_read(tmp_path):
-    options = ["--model_name_or_path", "no/such/model", "--train_file", "nowhere.conll", "--output_dir", str(tmp_path)]
+    options = ["--train_file", "nowhere.conll", "--output_dir", str(tmp_path), "--model_name_or_path"]
     for main, first in [(run_task.main, ["ner"]), (run_ner_no_trainer.main, []), (reproduce.main, ["ner"])]:
         with pytest.raises(FileNotFoundError, match="no/such/model: there is no such folder"):
-            main([*first, *options])
+            main([*first, *options, "no/such/model"])
+    (weights := tmp_path / "lm_weights.hdf5").write_bytes(b"an original checkpoint")
+    with pytest.raises(FileNotFoundError, match="lm_weights.hdf5 has no config.json; .* elmo convert"):
+        run_task.main(["ner", *options, str(weights)])
 
 
 # The tokenizer

@@ -53,6 +53,10 @@ FURTHER = {"model_name_or_path": "a", "preset": None, "config_overrides": None}
 REFUSED = [
     ({"dataset": "a-name"}, "--train_file FILE ..., or --dataset NAME"),
     ({"validation_split": "test"}, "--validation_file FILE ..., or --dataset NAME with --validation_split"),
+    (
+        {"validation_file": None, "validation_split": "train[90%:]"},
+        r"train\[90%:\] is also training data.*pass --split",
+    ),
     ({"validation_file": "nowhere.txt"}, r"nowhere\.txt: no file found"),
     ({"dataset_config": "x"}, "--dataset_config x .* without --dataset"),
     ({"streaming": True, "max_steps": None}, "--streaming: .* --max_steps"),
@@ -349,12 +353,13 @@ def test_adagrad_continues_with_the_accumulators_of_a_tensorflow_checkpoint(kind
 
 
 @pytest.mark.parametrize("is_split_into_words", [False, True])
-def test_the_record_counts_what_the_tokenizer_gives_to_the_model(is_split_into_words, tmp_path):
+def test_the_record_counts_what_the_tokenizer_gives_to_the_model(is_split_into_words, tmp_path, capsys):
     long = "ა" * 16  # 48 bytes, which fit; with a comma they do not
     (tmp_path / "raw.txt").write_text(f"Well, {long}, they said (yes), and left.\n" * 9, encoding="utf-8")
     options = {"train_file": tmp_path / "raw.txt", "validation_file": None, "vocabulary_size": 10, "max_steps": 1}
     options |= {"is_split_into_words": is_split_into_words, "config_overrides": {"max_word_length": 50}}
     pretrain(tmp_path, **options)
+    assert "Its perplexity was not measured. Pass --validation_file" in capsys.readouterr().out
     data = read_result(tmp_path / "run", "pretraining")["data"]
     expected = (7, 1) if is_split_into_words else (13, 0)
     assert (data["words"] // 9, data["cut_words"] // 9, data["longest_sentence"]) == (*expected, expected[0])

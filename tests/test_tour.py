@@ -8,7 +8,7 @@ import nbclient
 import nbformat
 import numpy as np
 import pytest
-from test_readme import LINK
+from test_readme import LINK, sections
 
 DOCS = Path(__file__).parents[1] / "docs"
 NOTEBOOKS = ["tour.ipynb", "tour.ko.ipynb"]
@@ -87,8 +87,9 @@ def test_a_notebook_is_fit_for_a_web_page(name):
     for output in (output for cell in cells for output in cell.outputs):
         assert output.get("name", "stdout") == "stdout" and output.output_type != "error"
         assert not re.search(NOISE, output.get("text", ""))
-    for file, _ in LINK.findall(prose(notebook)):
+    for file, section in LINK.findall(prose(notebook)):
         assert (DOCS / file).exists(), file
+        assert not section or section in sections(DOCS / file), f"{file}#{section}"
 
 
 def test_both_languages_tell_the_same_story():

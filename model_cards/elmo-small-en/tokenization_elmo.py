@@ -21,6 +21,10 @@ from types import NoneType
 
 import numpy as np
 from tokenizers import AddedToken, Tokenizer, models, processors
+from transformers.utils.versions import require_version
+
+require_version("transformers>=5.17")  # here, because an older version lacks some of the next imports
+
 from transformers import BatchEncoding, TensorType
 from transformers.tokenization_utils_base import VERY_LARGE_INTEGER
 from transformers.tokenization_utils_tokenizers import TokenizersBackend

@@ -10,6 +10,10 @@ from typing import Any, Literal
 import torch
 from huggingface_hub.dataclasses import strict
 from huggingface_hub.errors import StrictDataclassError
+from transformers.utils.versions import require_version
+
+require_version("transformers>=5.17")  # here, because an older version lacks the next import
+
 from transformers import PreTrainedConfig
 
 # The released model sizes (https://allenai.org/allennlp, options.json of each), and a size for tests.

@@ -19,7 +19,12 @@ from datasets.exceptions import DatasetGenerationError
 
 from modeling_elmo.run_scripts.program.command_line import option
 from modeling_elmo.run_scripts.program.data_files import LocatedRow, Location, RowReader, format_suffix
-from modeling_elmo.run_scripts.program.files import ROWS_AT_ONCE, refuse_folder_or_pipe, split_parts
+from modeling_elmo.run_scripts.program.files import (
+    ROWS_AT_ONCE,
+    refuse_folder_or_pipe,
+    refuse_training_data,
+    split_parts,
+)
 from modeling_elmo.tokenization import elmo_pretokenization
 
 DATA_SPLITS = ("train", "validation", "test")
@@ -122,6 +127,8 @@ def split_sources(arguments: DataArguments, formats: Mapping[str, RowReader]) ->
         raise ValueError(
             f"{name} has the splits {list(wholes)}; pass --train_split, --validation_split or --test_split."
         )
+    for split in ("validation", "test"):
+        refuse_training_data(wanted[split], f"--{split}_split", wanted["train"], "--train_split")
     return {split: _part(wholes, part, f"{name}; --{split}_split {part}") for split, part in given.items()}
 
 

@@ -21,6 +21,7 @@ from modeling_elmo.run_scripts.program.files import (
     dataset_texts,
     digest,
     refuse_folder_or_pipe,
+    refuse_training_data,
     split_parts,
     write_lines,
 )
@@ -130,6 +131,8 @@ class Corpus:
         sources = files or getattr(arguments, "train_file", [])
         if bool(files) == (split is not None) or not (sources or arguments.dataset):
             raise ValueError("Pass either --validation_file FILE ..., or --dataset NAME with --validation_split SPLIT.")
+        if split is not None and isinstance(arguments, TextArguments):
+            refuse_training_data(split, "--validation_split", arguments.split, "--split")
         return cls._of_split(arguments, sources, split or cls.split, "--validation_split")
 
     @classmethod

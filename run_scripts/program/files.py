@@ -133,12 +133,19 @@ def split_parts(split: str, sizes: Mapping[str, int], where: str) -> list[Any]:
     try:
         return ReadInstruction.from_spec(split).to_absolute(dict(sizes))
     except ValueError as error:
-        raise ValueError(f"{where}: {error} The splits are {list(sizes)}.") from error
+        raise ValueError(f"{where}: {error} The splits are {list(sizes)}; '{[*sizes][0]}[90%:]' is a part.") from error
+
+
+def refuse_training_data(held_out: str, held_out_option: str, train: str, train_option: str):
+    """Refuses a held-out part of a split of which all is training data."""
+    if held_out.startswith(f"{train}["):
+        rest = f"pass {train_option} with the rest, such as '{train}[:90%]' for '{train}[90%:]'"
+        raise ValueError(f"{held_out_option} {held_out} is also training data; {rest}.")
 
 
 def check_model(name_or_path: str):
     """Checks that a folder or the Hub has an ELMo model of this name, before a program works for it."""
-    if (folder := Path(name_or_path)).is_dir():
+    if (folder := Path(name_or_path)).exists():
         if not Path(folder, CONFIG_NAME).is_file():
             raise FileNotFoundError(f"{folder} has no config.json; pass a model, or convert one with elmo convert.")
         config = read_json(folder / CONFIG_NAME)
