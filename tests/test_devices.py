@@ -1,6 +1,7 @@
 """Other devices than the CPU, on a simulated one (`fakegpu.py`): values, gradients, launches and waits.
 
 Nothing here needs a GPU. Every case runs on the CPU, whose results other tests compare with definitions, and there.
+`ELMO_TEST_DEVICE=cuda pytest -m slow tests/test_devices.py` runs the cases on a GPU; launches and waits are simulated.
 """
 
 import json
@@ -37,12 +38,14 @@ from modeling_elmo.pipeline_elmo import ELMoQuestionAnsweringPipeline
 from modeling_elmo.run_scripts import benchmark
 from modeling_elmo.run_scripts.pretraining.optimization import OptimizationArguments, clip_gradients, make_optimizers
 
-MISSING = [tool for tool in ("g++", "ninja") if shutil.which(tool) is None]
+DEVICE = os.environ.get("ELMO_TEST_DEVICE", "fakegpu")
+IS_SIMULATED = DEVICE == "fakegpu"
+MISSING = [tool for tool in ("g++", "ninja") if IS_SIMULATED and shutil.which(tool) is None]
 pytestmark = [
     pytest.mark.slow,
     pytest.mark.skipif(bool(MISSING), reason=f"the simulated device is built with {' and '.join(MISSING)}"),
 ]
-DEVICE = "fakegpu"
+simulated = pytest.mark.skipif(not IS_SIMULATED, reason="counts what the simulated device is told")
 WITHOUT_DROPOUT = {"dropout": 0.0, "elmo_dropout": 0.0, "task_dropout": 0.0}
 WORD_LEVEL = {"char_vocab_size": 0, "word_embedding_size": 6}
 SAMPLED = {"softmax_type": "sampled", "num_sampled": 16, "vocab_size": 60}
@@ -56,6 +59,8 @@ both_modes = pytest.mark.parametrize("train", [False, True], ids=["eval", "train
 
 @pytest.fixture(scope="module", autouse=True)
 def fakegpu():
+    if not IS_SIMULATED:
+        return None
     import fakegpu  # builds it
 
     return fakegpu
@@ -320,6 +325,7 @@ class Step:
             self.states = tuple(state.detach() for state in output.final_states)
 
 
+@simulated
 @pytest.mark.parametrize(
     "make, options, launches, waits",
     [
@@ -345,6 +351,7 @@ def test_launches_and_waits_of_a_step(make, options, launches, waits, fakegpu, m
     assert seen.num_launches <= launches and seen.num_waits <= waits, f"{seen.num_launches}, {seen.waits}"
 
 
+@simulated
 def test_the_benchmark_of_a_device(monkeypatch, tmp_path):
     """Every path is right, and a wrong kernel gets no figure."""
     options = ["--device", DEVICE, "--preset", "tiny", "--rounds", "1", "--batches", "2x6", "--training_batches", "4x6"]

@@ -291,6 +291,17 @@ def test_overflow_with_stride(tokenizer):
     assert [len(window) for window in tokenizer(texts[0], **options)["character_ids"]] == [5, 5, 3]
 
 
+def test_windows_are_refused_where_tokenizers_loses_the_end_of_a_text(tokenizer, monkeypatch):
+    """0.23.1 and 0.23.2 read no further than `max_length` words, so that a long text had its first windows only."""
+    options = {"truncation": True, "max_length": 4, "return_overflowing_tokens": True}
+    windows = list(map(tokenizer.decode_characters, tokenizer("a b c d e f g", **options)["character_ids"]))
+    assert [window[1:-1] for window in windows] == [["a", "b"], ["c", "d"], ["e", "f"], ["g"]]
+    monkeypatch.setattr("importlib.metadata.version", lambda _: "0.23.2")
+    assert len(tokenizer("a b c d", truncation=True, max_length=4)["input_ids"]) == 4
+    with pytest.raises(ImportError, match=r"tokenizers>=0\.23\.3 .* found tokenizers==0\.23\.2"):
+        tokenizer("a b c d e f g", **options)
+
+
 def test_offsets_of_given_words_are_those_of_the_words():
     """Not those of the words that the backend reads: it knows no empty words, and words that are cut are shorter."""
     options = {"alphabet": "lexicon", "lexicon": LEXICON, "max_word_length": 5, "cut_before_lookup": True}

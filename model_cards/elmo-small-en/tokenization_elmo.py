@@ -342,6 +342,8 @@ class ELMoTokenizer(TokenizersBackend):
         self, model: models.Model, splitter: TextSplitter, batch: list[tuple], is_split_into_words: bool, **kwargs
     ) -> BatchEncoding:
         """Encodes with the stock method, which truncates texts and computes offsets, and the words of `model`."""
+        if kwargs.get("return_overflowing_tokens"):
+            require_version("tokenizers>=0.23.3", "0.23.1 and 0.23.2 lose the end of a text: pip install -U tokenizers")
         texts: list[tuple]
         if is_split_into_words:
             texts = [tuple(list(map(self._looked_up, part)) for part in parts) for parts in batch]
