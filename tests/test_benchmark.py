@@ -266,6 +266,25 @@ def test_bert_has_its_best_case():
     assert pieces < 1.05 * sum(map(len, SENTENCES))
 
 
+def test_float32_has_no_tf32():
+    """torch's own choice for cuDNN is TF32, with 2e-4 of error in a row that says float32."""
+    found = {}
+    for precision in model_speed.PRECISIONS:
+
+        def call(name=precision):
+            products = torch.get_float32_matmul_precision()
+            found[name] = products, torch.backends.cudnn.allow_tf32, torch.is_autocast_enabled("cpu")
+            return {}
+
+        model_speed.in_precision("ours", call, {}, torch.device("cpu"), precision).call()
+    assert found == {
+        "float32": ("highest", False, False),
+        "tf32": ("high", True, False),
+        "bfloat16": ("highest", True, True),
+    }
+    assert torch.backends.cudnn.allow_tf32 and torch.get_float32_matmul_precision() == "highest"
+
+
 def test_options_of_a_device(monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     with pytest.raises(ValueError, match="--device cuda: torch cannot compute on it here"):

@@ -71,7 +71,7 @@ def test_scores_are_compared_over_the_seeds_of_both(tmp_path):
         ["the alone", "2", "", "71.00 ± 1.41", "", "", ""],
         ["the texts", "40.0", "30.0"],
         ["the tags_after, after the texts", "1 run", "70.00", "75.00"],
-        ["the tags_after", "the biLM as it was → trained further", "", "+5.0", "1", "cannot be told"],
+        ["the tags_after", "the biLM as it was → trained further", "", "+5.0", "1", "inconclusive"],
     ):
         assert row in cells(page), row
     assert page.endswith("Without results so far: later.") and "Table 6" not in page
@@ -114,7 +114,7 @@ def test_intervals_are_those_of_a_paired_t_test(seeds):
         test = stats.ttest_rel(after, before)
         interval = test.confidence_interval(0.95)
         assert (found.mean - found.margin, found.mean + found.margin) == pytest.approx(tuple(interval))
-        answer = "cannot be told" if test.pvalue >= 0.05 else "yes" if found.mean > 0 else "no"
+        answer = "inconclusive" if test.pvalue >= 0.05 else "yes" if found.mean > 0 else "no"
         assert verdict(found, 1.0) == answer
         answers.add(answer)
     assert len(answers) == 3 or seeds == 2
@@ -124,7 +124,7 @@ def test_seeds_are_paired_and_one_tells_nothing():
     found = gain({1: 0.5, 2: 0.6, 3: 0.9}, {3: 1.0, 1: 0.7})
     assert found.mean == pytest.approx(0.15) and found.seeds == 2
     alone = gain({1: 0.5}, {1: 0.6})
-    assert alone.margin is None and verdict(alone, 1.0) == "cannot be told"
+    assert alone.margin is None and verdict(alone, 1.0) == "inconclusive"
     assert gain({1: 0.5}, {2: 0.6}) is None
 
 
@@ -149,11 +149,11 @@ def test_claims_of_a_plan():
     }
     assert [*claim_rows(plan, found)] == [
         ["tags", "baseline → elmo", "+2.1", "+10.0 ± 0.0", "3", "yes"],
-        ["roles", "output → input", "", "-3.3 ± 14.3", "3", "cannot be told"],
+        ["roles", "output → input", "", "-3.3 ± 14.3", "3", "inconclusive"],
         ["roles", "input → both", "-0.4", "+2.3 ± 1.4", "3", "no"],  # the paper loses there
-        ["tags", "the biLM as it was → trained further", "", "-1.0", "1", "cannot be told"],
+        ["tags", "the biLM as it was → trained further", "", "-1.0", "1", "inconclusive"],
         ["senses", "biLSTM 1 → biLSTM 2", "+1.6", "+3.3 ± 1.1", "", "yes"],
-        ["words", "biLSTM 1 → biLSTM 2", "-0.5", "-0.3 ± 0.4", "", "cannot be told"],
+        ["words", "biLSTM 1 → biLSTM 2", "-0.5", "-0.3 ± 0.4", "", "inconclusive"],
     ]
     assert not [*claim_rows(plan[3:4], found)]
 

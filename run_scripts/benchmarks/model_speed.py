@@ -131,7 +131,9 @@ def in_precision(
     def run() -> Outputs:
         before = torch.get_float32_matmul_precision()
         torch.set_float32_matmul_precision("high" if precision == "tf32" else "highest")
-        with torch.autocast(device.type, torch.bfloat16, enabled=precision == "bfloat16"):
+        # torch's own choice is TF32 for cuDNN, which computes convolutions and `torch.nn.LSTM`, also in float32.
+        cudnn = torch.backends.cudnn.flags(enabled=True, allow_tf32=precision != "float32")
+        with cudnn, torch.autocast(device.type, torch.bfloat16, enabled=precision == "bfloat16"):
             outputs = call()
         torch.set_float32_matmul_precision(before)
         module.synchronize()

@@ -50,7 +50,7 @@ EPOCH_COLUMNS = ["task", "best epoch without ELMo", "with ELMo", "epochs until E
 EXPLANATION_OF_CLAIMS = (
     "Each row is a change of the paper, with what it adds to the score there and here, in points. The interval "
     "has 95 % confidence, over seeds that are paired (of layers alone: over words). If it includes 0, or if "
-    "there is one seed, the answer cannot be told. Where the paper has no figure, its answer is a gain. The "
+    "there is one seed, the result is inconclusive. Where the paper has no figure, its answer is a gain. The "
     "test data are the same for all seeds, so the interval does not say what other test data would give."
 )
 
@@ -268,7 +268,7 @@ def layer_gain(results: dict[str, Any]) -> Gain | None:
 def verdict(found: Gain, expected: float) -> str:
     """Whether a gain has the sign of `expected`, if its interval excludes 0."""
     if found.margin is None or abs(found.mean) <= found.margin:
-        return "cannot be told"
+        return "inconclusive"
     return "yes" if found.mean * expected > 0 else "no"
 
 
