@@ -498,7 +498,12 @@ def packed(weight_GD: Tensor, keep: bool = True) -> Packed:
     return Packed(weight_GD, remembered(onednn_layout, weight_GD) if keep else onednn_layout(weight_GD))
 
 
-_is_intel = "Intel" in torch.cpu.get_capabilities().get("cpu_name", "")
+def cpu_name() -> str:
+    """The processor's name as torch knows it; empty with older releases of torch, which have no such function."""
+    return getattr(torch.cpu, "get_capabilities", dict)().get("cpu_name", "")
+
+
+_is_intel = "Intel" in cpu_name()
 
 
 def bfloat16_obstacle() -> str | None:

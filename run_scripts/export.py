@@ -114,8 +114,6 @@ def load_exportable(name: str, trust_remote_code: bool) -> tuple[Any, Any]:
 
 
 def check_exportable(model: ELMoPreTrainedModel):
-    if not hasattr(torch.compiler, "is_exporting"):
-        raise ImportError(f"Exporting needs torch 2.7 or newer, but this is torch {torch.__version__}.")
     config = model.config
     is_paper = isinstance(model, ELMoForSequenceClassification) and not model.is_linear
     obstacles = {

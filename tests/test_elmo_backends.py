@@ -28,6 +28,7 @@ from modeling_elmo.elmo_backends import (
     bfloat16_obstacle,
     can_use_threads,
     choose_backend,
+    cpu_name,
     fast_linear,
     forced_backend,
     own_share,
@@ -36,6 +37,14 @@ from modeling_elmo.elmo_backends import (
     tanh,
 )
 from modeling_elmo.elmo_operators import int8_obstacle, onednn_dtypes
+
+
+def test_torch_2_8_does_not_know_the_processor(monkeypatch):
+    """And the package is imported all the same."""
+    monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: {"cpu_name": "A processor"}, raising=False)
+    assert cpu_name() == "A processor"
+    monkeypatch.delattr(torch.cpu, "get_capabilities")
+    assert cpu_name() == ""
 
 
 @pytest.fixture(params=["oneDNN", "oneDNN on Intel", "public operators"])

@@ -14,6 +14,8 @@ import torch
 import torch.distributed as dist
 from filelock import FileLock, Timeout
 
+from modeling_elmo.elmo_backends import cpu_name
+
 LOCK = ".lock"
 IMPORTED_IN = os.getpid()
 
@@ -24,7 +26,7 @@ def has_accelerator() -> bool:
 
 
 def processor_name() -> str:
-    return torch.cpu.get_capabilities().get("cpu_name") or platform.processor() or platform.machine()
+    return cpu_name() or platform.processor() or platform.machine()
 
 
 def check_processes(number: int):
