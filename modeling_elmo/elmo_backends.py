@@ -500,7 +500,8 @@ def packed(weight_GD: Tensor, keep: bool = True) -> Packed:
 
 def cpu_name() -> str:
     """The processor's name as torch knows it; empty with older releases of torch, which have no such function."""
-    return getattr(torch.cpu, "get_capabilities", dict)().get("cpu_name", "")
+    capabilities: dict[str, Any] = getattr(torch.cpu, "get_capabilities", dict)()
+    return capabilities.get("cpu_name", "")
 
 
 _is_intel = "Intel" in cpu_name()
