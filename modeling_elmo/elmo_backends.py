@@ -11,6 +11,7 @@ Shape suffixes: N rows; D width of the input; G width of the output.
 
 import ctypes
 import os
+import platform
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
@@ -498,13 +499,13 @@ def packed(weight_GD: Tensor, keep: bool = True) -> Packed:
     return Packed(weight_GD, remembered(onednn_layout, weight_GD) if keep else onednn_layout(weight_GD))
 
 
-def cpu_name() -> str:
-    """The processor's name as torch knows it; empty with older releases of torch, which have no such function."""
-    capabilities: dict[str, Any] = getattr(torch.cpu, "get_capabilities", dict)()
-    return capabilities.get("cpu_name", "")
+def processor_name() -> str:
+    """The processor's name as torch knows it; older releases of torch do not, and the system may know less."""
+    capabilities: dict[str, str] = getattr(torch.cpu, "get_capabilities", dict)()
+    return capabilities.get("cpu_name") or platform.processor() or platform.machine()
 
 
-_is_intel = "Intel" in cpu_name()
+_is_intel = "Intel" in processor_name()
 
 
 def bfloat16_obstacle() -> str | None:

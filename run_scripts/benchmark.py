@@ -25,6 +25,7 @@ import transformers
 
 from modeling_elmo import ELMoConfig, ELMoModel
 from modeling_elmo.configuration_elmo import PRESETS
+from modeling_elmo.elmo_backends import processor_name
 from modeling_elmo.run_scripts.benchmarks import model_speed, step_speed
 from modeling_elmo.run_scripts.benchmarks.model_speed import DEVICE_PARTS
 from modeling_elmo.run_scripts.benchmarks.step_speed import HEADS, SOFTMAXES
@@ -32,7 +33,7 @@ from modeling_elmo.run_scripts.benchmarks.text import draw_batch, read_sentences
 from modeling_elmo.run_scripts.benchmarks.timing import Contest, format_rows, measure
 from modeling_elmo.run_scripts.program.command_line import ProgramParser, option, run
 from modeling_elmo.run_scripts.program.files import check_output, write_json
-from modeling_elmo.run_scripts.program.processes import local_device, processor_name
+from modeling_elmo.run_scripts.program.processes import local_device
 
 BENCHMARK_PARTS = ("inference", "heads", "training", "pretraining", "fine_tuning", "tokenizer")
 

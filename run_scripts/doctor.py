@@ -14,10 +14,10 @@ from torch import nn
 
 import modeling_elmo
 from modeling_elmo import elmo_lstm_fused
-from modeling_elmo.elmo_backends import bfloat16_obstacle, choose_backend
+from modeling_elmo.elmo_backends import bfloat16_obstacle, choose_backend, processor_name
 from modeling_elmo.elmo_operators import int8_obstacle
 from modeling_elmo.run_scripts.program.command_line import ProgramParser, run
-from modeling_elmo.run_scripts.program.processes import has_accelerator, processor_name
+from modeling_elmo.run_scripts.program.processes import has_accelerator
 
 # Required packages, and those that programs and faster paths need; `pip check` compares their versions.
 PACKAGES = (

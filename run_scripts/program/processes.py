@@ -1,7 +1,6 @@
 """Processes: those of one run work together, and two runs never write into the same folder."""
 
 import os
-import platform
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from datetime import timedelta
@@ -14,8 +13,6 @@ import torch
 import torch.distributed as dist
 from filelock import FileLock, Timeout
 
-from modeling_elmo.elmo_backends import cpu_name
-
 LOCK = ".lock"
 IMPORTED_IN = os.getpid()
 
@@ -23,10 +20,6 @@ IMPORTED_IN = os.getpid()
 def has_accelerator() -> bool:
     """Without one, accelerate must be told to use the CPU: else each process of `torchrun` is a run of its own."""
     return torch.accelerator.is_available()
-
-
-def processor_name() -> str:
-    return cpu_name() or platform.processor() or platform.machine()
 
 
 def check_processes(number: int):
