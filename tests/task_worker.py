@@ -1,15 +1,14 @@
 """Training runs of a task that take a second: in this process, or in several that a launcher starts."""
 
+import gzip
 import json
-import os
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import torch
-from pretraining_worker import arguments_of
+import zstandard
+from pretraining_worker import ROOT, arguments_of, torchrun
 from safetensors.torch import load_file
 from transformers import TrainerCallback
 
@@ -111,6 +110,13 @@ def read_json(path: Path) -> Any:
     return json.loads(path.read_text(encoding="utf-8"))
 
 
+def written(path: Path, text: str) -> Path:
+    """The path, after the text was written there: compressed, if its ending says so."""
+    packed = {".gz": gzip.compress, ".zst": zstandard.compress}.get(path.suffix.lower(), bytes)
+    path.write_bytes(packed(text.encode()))
+    return path
+
+
 def predictions_of(path: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
 
@@ -174,10 +180,8 @@ def assert_same_weights(found: Path, expected: Path, **tolerance):
 
 def launch(processes: int, script: str, options: dict[str, Any], *first: str):
     """Starts a program as on a machine without accelerator."""
-    root = Path(__file__).parents[1]
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", str(processes)]
-    environment = {**os.environ, "PYTHONPATH": str(root), "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
     options = {name: value for name, value in options.items() if name != "use_cpu"}
-    command += [str(root / "run_scripts" / f"{script}.py"), *first, *arguments_of(options)]
-    finished = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300)
-    assert finished.returncode == 0, finished.stderr[-4000:]
+    command = [ROOT / "run_scripts" / f"{script}.py", *first, *arguments_of(options)]
+    process = torchrun(["--standalone", "--nproc_per_node", str(processes)], *command)
+    _, errors = process.communicate(timeout=300)
+    assert process.returncode == 0, errors[-4000:]

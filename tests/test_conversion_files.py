@@ -160,6 +160,7 @@ def test_a_full_disk_is_named():
         file.write_text("x")
 
 
+@WITH_PIPES_AND_SIGNALS
 def test_staged_writes_into_a_pipe(tmp_path):
     pipe = tmp_path / "pipe"
     os.mkfifo(pipe)

@@ -1,6 +1,5 @@
 """Coreference: documents from columns, JSON lines and data sets, batches, windows, scores, options, cached layers."""
 
-import gzip
 import json
 import math
 import random
@@ -15,7 +14,7 @@ import numpy as np
 import pytest
 import torch
 from datasets import Dataset, DatasetDict
-from task_worker import TASKS, WITHOUT_DROPOUT, bilm, experiment, predictions_of
+from task_worker import TASKS, WITHOUT_DROPOUT, bilm, experiment, predictions_of, written
 
 from modeling_elmo import ELMoTokenizer
 from modeling_elmo.run_scripts.fine_tuning.task import SplitOutput
@@ -30,12 +29,10 @@ from modeling_elmo.run_scripts.fine_tuning.tasks.coreference import (
 )
 from modeling_elmo.run_scripts.fine_tuning.trainer import TaskTrainer
 
-FILES = {f"{split}_file": str(TASKS / f"litbank_{name}.conll") for split, name in (("train", "train"), ("test", "dev"))}
 SENTENCES = [["Ann", "saw", "Bo"], ["She", "left"], ["Bo", "and", "his", "dog", "stayed"], ["Rain"]]
 MENTIONS = [[0, 0, 0, 0], [0, 2, 2, 1], [1, 0, 0, 0], [2, 0, 0, 1], [2, 2, 2, 1], [2, 2, 3, 2], [3, 0, 0, 3]]
 ROW = {"document": "d", "sentences": SENTENCES, "mentions": MENTIONS, "speakers": [], "genre": ""}
 PAIR = [(0, "She", "(0)"), (1, "the", "(1"), (2, "old", "-"), (3, "dog", "1)")]  # a sentence
-FEW = {"max_steps": 1, "test_file": None}
 
 
 def documents(*rows, **columns) -> DatasetDict:
@@ -63,13 +60,8 @@ def place(tmp_path_factory) -> Path:
 BEGIN, END = "#begin document (d); part 0\n", "#end document\n"
 
 
-def written(path: Path, text: str) -> str:
-    path.write_bytes(gzip.compress(text.encode()) if path.suffix == ".gz" else text.encode())
-    return str(path)
-
-
 def documents_of(path: Path, text: str) -> list[dict]:
-    return Coreference(CoreferenceArguments(train_file=written(path, text))).data["train"].to_list()
+    return Coreference(CoreferenceArguments(train_file=str(written(path, text)))).data["train"].to_list()
 
 
 def rows(path: Path, text: str) -> list[dict]:

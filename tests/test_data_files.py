@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 import zstandard
+from task_worker import written
 
 from modeling_elmo.run_scripts.program.data_files import (
     column_rows,
@@ -46,12 +47,6 @@ def tagged(path: Path, tags: str | None = None, word: int | None = None, comment
 
 def table(path: Path, *column_names: str) -> list:
     return list(table_rows(path, list(column_names)))
-
-
-def written(path: Path, text: str) -> Path:
-    packed = {".gz": gzip.compress, ".zst": zstandard.compress}.get(path.suffix.lower(), bytes)
-    path.write_bytes(packed(text.encode()))
-    return path
 
 
 @pytest.mark.parametrize("ending", ["conll", "bio.gz", "iob2.zst"])

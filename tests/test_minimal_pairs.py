@@ -75,10 +75,3 @@ def test_shares_are_those_of_sentences_alone(bilm, tmp_path, capsys):
 def test_wrong_tables(table, options, received, bilm, tmp_path):
     with pytest.raises(ValueError, match=received):
         minimal_pairs.main([str(write_table(tmp_path, **table)), "--model", str(bilm), *options])
-
-
-def test_the_table_is_not_replaced(bilm, tmp_path, capsys):
-    table = write_table(tmp_path)
-    with pytest.raises((ValueError, SystemExit)) as error:
-        minimal_pairs.main([str(table), "--model", str(bilm), "--output", str(table)])
-    assert "which is read. Pass another path" in str(error.value) + capsys.readouterr().err

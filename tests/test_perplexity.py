@@ -237,12 +237,6 @@ def test_mistakes(full, tmp_path, monkeypatch, options, message):
         measure(full, **options)
 
 
-def test_a_model_without_its_softmax(tmp_path):
-    folder = save_model(tmp_path, has_softmax=False)
-    with pytest.raises(ValueError, match="no softmax for probabilities"):
-        measure(folder)
-
-
 @pytest.mark.slow
 def test_two_processes_equal_one(full, tmp_path):
     """With two processes there are twice as many rows, each with its piece of the text."""

@@ -166,7 +166,7 @@ def test_windows_find_what_the_whole_document_has():
     sentences = [[word + str(number % 3) for word in words] for number in range(40) for words in WORDS]
     whole = pipe(sentences)
     assert len(whole["clusters"]) > 10 and max(map(len, whole["clusters"])) > 20
-    windows, forward, sizes = [], pipe.model.forward, []
+    forward, sizes = pipe.model.forward, []
 
     def noted(**inputs):
         sizes.append(int(inputs["attention_mask"].sum()) - 2 * len(inputs["attention_mask"]))

@@ -220,14 +220,14 @@ def test_a_saved_vocabulary_cache_still_knows_its_words(folder, trusting):
     model.save_pretrained(folder)
     found = ELMoModel.from_pretrained(send(folder, "--output_dir", str(folder.parent / "new"), "--dtype", "float16"))
     for name in ("hashes", "words"):
-        there, here = (getattr(each.vocabulary_cache, name, None) for each in (found, model))
-        assert here is None or torch.equal(there, here)
+        there, here = (getattr(each.vocabulary_cache, name) for each in (found, model))
+        assert torch.equal(there, here)
     inputs = tokenizer([["A", "sentence", "밥"]], is_split_into_words=True, return_tensors="pt")
     monitored = []
     found.compute_words = lambda words: monitored.append(len(words)) or ELMoModel.compute_words(found, words)
     with torch.no_grad():
         found(**inputs)
-    assert sum(monitored) <= 2  # the markers
+    assert not any(monitored)
 
 
 @pytest.mark.slow
@@ -293,6 +293,8 @@ def test_mistakes(folder, options, message, trusting, monkeypatch):
     for name, changes in (("bert", {"model_type": "bert"}), ("other", {"architectures": ["BertModel"]})):
         path = Path(shutil.copytree(folder, name), "config.json")
         path.write_text(json.dumps(json.loads(path.read_text()) | changes))
+    for module in ("elmo_base", "elmo_operators"):  # on every processor
+        monkeypatch.setattr(f"modeling_elmo.{module}.int8_obstacle", lambda: None)
     ELMoForPreTraining.from_pretrained(folder).quantize().save_pretrained(shutil.copytree(folder, "quantized"))
     Path(shutil.copytree(folder, "damaged"), "results", "pretraining.json").write_text("{")
     with pytest.raises((ValueError, OSError), match=message):

@@ -1,6 +1,5 @@
 """Question answering: checked questions, windows and positions of answers, no answer, ensembles, cached layers."""
 
-import gzip
 import json
 from pathlib import Path
 from types import SimpleNamespace
@@ -18,6 +17,7 @@ from task_worker import (
     predictions_of,
     questions_of,
     write_questions,
+    written,
 )
 
 from modeling_elmo import ELMoForQuestionAnswering, ELMoTokenizer
@@ -77,13 +77,8 @@ def lines(*rows: dict) -> str:
     return "\n".join(map(json.dumps, rows))
 
 
-def written(path: Path, text: str) -> str:
-    path.write_bytes(gzip.compress(text.encode()) if path.suffix == ".gz" else text.encode())
-    return str(path)
-
-
 def read(path: Path, text: str, **options) -> list[dict]:
-    arguments = QuestionAnsweringArguments(train_file=written(path, text), **options)
+    arguments = QuestionAnsweringArguments(train_file=str(written(path, text)), **options)
     return QuestionAnswering(arguments).data["train"].to_list()
 
 
@@ -201,8 +196,8 @@ def test_files_that_are_not_as_squads(tmp_path, article, shown):
 
 
 def test_splits_of_both_versions(tmp_path):
-    one = written(tmp_path / "one.jsonl", lines(question("q1")))
-    two = written(tmp_path / "two.jsonl", lines(question("q2"), question("q3", NONE)))
+    one = str(written(tmp_path / "one.jsonl", lines(question("q1"))))
+    two = str(written(tmp_path / "two.jsonl", lines(question("q2"), question("q3", NONE))))
     for files, having, without in (((one, two), "test", "train"), ((two, one), "train", "test")):
         with pytest.raises(ValueError, match=f"'{having}' has questions without an answer, but '{without}' has none"):
             QuestionAnswering(QuestionAnsweringArguments(train_file=files[0], test_file=files[1]))

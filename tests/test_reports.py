@@ -23,7 +23,7 @@ def place(tmp_path_factory):
     return folder
 
 
-def test_a_run_leaves_model_card_record_and_predictions(place, capsys):
+def test_a_run_leaves_model_card_record_and_predictions(place):
     run = place / "run"
     record = read_json(run / "record.json")
     assert read_json(run / "results" / "ner.json")["records"] == [record]

@@ -392,10 +392,7 @@ def test_a_question_that_fills_the_window(tmp_path):
         ("qa", {"max_seq_length": 100, "doc_stride": 98}, "--max_seq_length 100 .*--doc_stride 98"),
         ("srl", {"max_length": 2}, "--max_length 2"),
         ("srl", {"train_file": TASKS / "snli_dev.jsonl"}, "snli_dev.jsonl, line 1.*tokens"),
-        ("coref", {"per_device_train_batch_size": 4}, "--per_device_train_batch_size 4"),
-        ("coref", {"dataloader_persistent_workers": True}, "these workers repeat the windows of the first epoch"),
         ("coref", {"config_overrides": {"train_singletons": True}}, "train_singletons"),
-        ("coref", {"head": "linear"}, "head is 'linear'; pass head='paper'"),
     ],
 )
 def test_options_that_are_refused(task, options, message, tmp_path):

@@ -1,6 +1,5 @@
 """Semantic roles: sentences from all formats, rows and their labels, scores, predictions, ensembles, stored layers."""
 
-import gzip
 import json
 import random
 import re
@@ -21,6 +20,7 @@ from task_worker import (
     predictions_of,
     read_json,
     role_sentences_of,
+    written,
 )
 
 from modeling_elmo import ELMoTokenizer
@@ -141,11 +141,6 @@ ROW = {
 }
 SHORT_TAGS = [[tag.replace("ARG", "A") for tag in tags] for tags in ROW["predicate_tags"]]
 READ = [ROW, {"tokens": ["Yes"], **NONE}]
-
-
-def written(path: Path, text: str) -> Path:
-    path.write_bytes(gzip.compress(text.encode()) if path.suffix == ".gz" else text.encode())
-    return path
 
 
 def read(path: Path, text: str, **options) -> list[dict]:

@@ -107,19 +107,16 @@ def test_options_of_the_configuration_choose_a_layer(folder):
     assert_same(tokens.encode("He is in London."), expected.numpy())
 
 
-def test_prompts_lengths_and_similarity(folder, tmp_path):
+def test_prompts_and_lengths(folder, tmp_path):
     model = load(folder)
     cut, whole, other = mean_vectors(folder, ["He is", "He is in London.", "London."])
     assert_same(model.encode("in London.", prompt="He is "), whole)
     assert_same(model.encode_query("London."), other)
-    cosine = whole @ other / np.linalg.norm(whole) / np.linalg.norm(other)
-    assert model.similarity(whole, other).item() == pytest.approx(cosine, abs=1e-6)
     long = " ".join(["He"] * 600)  # longer than the limit of most models
     assert_same(model.encode(long), mean_vectors(folder, [long])[0])
     model.max_seq_length = 4  # two words between markers
     model.prompts = {"where": "He "}
     model.save_pretrained(str(tmp_path))
-    assert (tmp_path / "config_sentence_transformers.json").exists()
     for each in (model, load(tmp_path)):
         assert_same(each.encode("He is in London."), cut)
         assert_same(each.encode("is in London.", prompt_name="where"), cut)
