@@ -31,7 +31,7 @@ counts = Counter(token for path in corpora for _, line in numbered_lines(Path(pa
 tokens[["forward", "backward"]] = -np.array(scores)
 tokens["letters"] = [sum(map(str.isalnum, token)) for token in tokens.token]
 tokens["frequency"] = [np.log((counts[token.lower()] + 1) / counts.total()) for token in tokens.token]
-tokens["unknown"] = np.equal(tokenizer.convert_tokens_to_ids([*tokens.token]), tokenizer.unk_token_id)
+tokens["unknown"] = tokenizer.encode_words([*tokens.token])[0] == tokenizer.unk_token_id
 words = tokens.groupby(["item", "zone"]).sum(numeric_only=True)
 spelled = tokens.token.map(len).groupby(["item", "zone"]).sum().cumsum()
 owners = np.searchsorted(spelled, gpt3.token.str.strip().map(len).cumsum())  # the word of each of GPT-3's tokens

@@ -53,8 +53,8 @@ def main(arguments: list[str] | None = None) -> dict[str, Any]:
         raise FileExistsError(f"--output {output} exists; pass --overwrite to replace it.")
     check_vocabulary_size(parsed.vocabulary_size)
     corpus = Corpus.from_arguments(parsed)
-    splitter = TextSplitter("whitespace" if parsed.is_split_into_words else parsed.pre_tokenization)
-    num_texts, counts = word_frequencies(corpus, splitter)
+    split = str.split if parsed.is_split_into_words else TextSplitter(parsed.pre_tokenization).words
+    num_texts, counts = word_frequencies(corpus, split)
     if not counts:
         raise ValueError(f"There is no word in {corpus}. Pass another text.")
     words = most_frequent_lines(counts, parsed.vocabulary_size, parsed.min_frequency)

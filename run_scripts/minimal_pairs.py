@@ -22,6 +22,7 @@ from modeling_elmo.run_scripts.program.data_files import table_rows
 from modeling_elmo.run_scripts.program.files import check_output, write_json
 from modeling_elmo.run_scripts.vectors.embedding import load_model_and_tokenizer
 
+ALL = "all"  # pairs of all groups
 SHARES = ("forward", "backward", "both", "unknown words")
 
 
@@ -42,6 +43,8 @@ def main(arguments: list[str] | None = None) -> dict[str, dict[str, float]]:
     for location, row in table_rows(Path(positional.pairs), []):
         if absent := [name for name in (parsed.group_column, "good", "bad") if not row.get(name)]:
             raise ValueError(f"{location} has no {absent[0]!r}: {row!r:.200}. Correct it, or pass another table.")
+        if row[parsed.group_column] == ALL:
+            raise ValueError(f"{location}: the group {ALL!r} has the name of the last row. Call it by another name.")
         groups[row[parsed.group_column]] += row["good"], row["bad"]
     model, tokenizer = load_model_and_tokenizer(parsed.model, auto_class=AutoModelForPreTraining)
     for name, texts in tqdm(groups.items(), unit=" groups", desc="scoring"):
@@ -49,10 +52,10 @@ def main(arguments: list[str] | None = None) -> dict[str, dict[str, float]]:
         each = [[(word.forward or 0, word.backward or 0) for word in words] for words in scores]
         sums = np.array([np.sum(words, 0) for words in each])
         good, bad = np.c_[sums, sums.sum(1)].reshape(-1, 2, 3).swapaxes(0, 1)
-        ids = tokenizer.convert_tokens_to_ids([word.word for words in scores for word in words[1:-1]])
-        parts[name] = good > bad, np.array(ids) == tokenizer.unk_token_id
+        ids, _ = tokenizer.encode_words([word.word for words in scores for word in words[1:-1]])
+        parts[name] = good > bad, ids == tokenizer.unk_token_id
     all_wins, all_unknown = zip(*parts.values(), strict=True)
-    parts["all"] = np.concatenate(all_wins), np.concatenate(all_unknown)
+    parts[ALL] = np.concatenate(all_wins), np.concatenate(all_unknown)
     found = {
         name: {"pairs": len(wins), **dict(zip(SHARES, [*wins.mean(0).tolist(), float(unknown.mean())], strict=True))}
         for name, (wins, unknown) in parts.items()

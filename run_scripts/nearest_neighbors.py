@@ -18,7 +18,7 @@ compared with random splits of the same uses. `p` is too small if many uses of a
 
 import re
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -59,9 +59,9 @@ from modeling_elmo.run_scripts.vectors.usage_change import (
     typical_uses,
 )
 from modeling_elmo.run_scripts.vectors.word_vectors import read_word_vectors
-from modeling_elmo.tokenization.elmo_pretokenization import TextSplitter
 
 GROUP_BY_FILE = "file"
+Split = Callable[[str], list[str]]  # of a text into words
 SHOWN_WORDS = 10  # nearest by word vectors, as in Table 4
 LEAST_USES = 2  # of a group: one has no distance within
 
@@ -117,11 +117,11 @@ def main(arguments: list[str] | None = None) -> dict[str, Any]:
         refuse_unread(parsed, ["word_vectors", "queries"], "with --group_by, which shows --top_k uses per group.")
     model, tokenizer = load_model_and_tokenizer(parsed.model, parsed.device, parsed.trust_remote_code)
     check_layer(parsed.layer, model.config.num_hidden_layers)
-    splitter = TextSplitter(tokenizer.pre_tokenization if parsed.raw_text else "whitespace")
+    split = tokenizer.splitter.words if parsed.raw_text else str.split
     if groups.group_by:
-        return find_change(parsed, groups, positional.text, model, tokenizer, splitter)
+        return find_change(parsed, groups, positional.text, model, tokenizer, split)
     texts = Corpus.from_files(positional.text, groups.text_column).texts()
-    words = (words_of(text, splitter.words) for text in texts)
+    words = (words_of(text, split) for text in texts)
     all_uses = list(find_uses(words, parsed.word))
     if len(all_uses) <= parsed.top_k:
         counted = f"The text has {len(all_uses)} use(s) of {parsed.word!r}, too few for --top_k {parsed.top_k}"
@@ -153,10 +153,10 @@ def main(arguments: list[str] | None = None) -> dict[str, Any]:
 
 
 def find_change(
-    parsed: NeighborArguments, groups: GroupArguments, files: list[str], model, tokenizer, splitter: TextSplitter
+    parsed: NeighborArguments, groups: GroupArguments, files: list[str], model, tokenizer, split: Split
 ) -> dict[str, Any]:
     """Compares the uses of the word in groups of texts."""
-    all_uses, is_ordered = grouped_uses(parsed, groups, files, splitter)
+    all_uses, is_ordered = grouped_uses(parsed, groups, files, split)
     kept = {name: uses for name, uses in all_uses.items() if len(uses) >= groups.min_uses}
     if len(kept) < 2:
         counts = ", ".join(f"{name} {len(uses)}" for name, uses in all_uses.items()) or "none"
@@ -198,12 +198,12 @@ def find_change(
 
 
 def grouped_uses(
-    parsed: NeighborArguments, groups: GroupArguments, files: list[str], splitter: TextSplitter
+    parsed: NeighborArguments, groups: GroupArguments, files: list[str], split: Split
 ) -> tuple[dict[str, list[WordUse]], bool]:
     """The uses in each group, in the order of the groups, and whether they have the order of numbers."""
     pattern, sentences = re.compile(parsed.word), defaultdict(list)
     for name, text in grouped_sentences(files, str(groups.group_by), groups.text_column):
-        words = words_of(text, splitter.words)
+        words = words_of(text, split)
         sentences[name] += [words] if any(map(pattern.fullmatch, words)) else []
     names, is_ordered = order_groups(sentences, groups.bin_width)
     members = defaultdict(list)

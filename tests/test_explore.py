@@ -168,7 +168,16 @@ def test_expectations_are_those_of_the_softmax(english, plain_english):
             assert [[guess.word for guess in each] for each in guesses] == [
                 tokenizer.convert_ids_to_tokens(each.tolist()) for each in words
             ]
-    assert found[0][1].is_known and not readings.expectations(english, "xyzzyq")[0][0].is_known
+    assert [each.token for each in readings.expectations(english, "It won’t “ xyzzyq —")[0]] == [
+        *("It", "wo", "n't", '"', "<UNK>", "--")
+    ]
+
+
+def test_a_word_in_other_signs_is_known_and_found_among_the_guesses(english):
+    page = pytest.importorskip("modeling_elmo.run_scripts.explorer.page", exc_type=ImportError)
+    shown = re.sub("[\u2068\u2069]", "", page.expectation_lines(english, "She said , “ I do n’t know xyzzyq . ”"))
+    assert "n’t</td>" in shown and "[n&#x27;t]" in shown and "xyzzyq*" in shown and "n’t*" not in shown
+    assert page.language_of(english, ["“ — … ”", "It xyzzyq", "xyzzyq"]) == "“ — … ”"
 
 
 def test_a_model_without_a_softmax_predicts_nothing(tmp_path):

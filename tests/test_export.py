@@ -170,14 +170,17 @@ def test_example_alone_gives_the_numbers_of_allennlp(folder, onnx_folder, tmp_pa
 
 @pytest.mark.slow
 @WITH_ONNX
-def test_example_spells_as_the_tokenizer(onnx_folder):
+@pytest.mark.parametrize("plain_signs", [False, True])
+def test_example_spells_as_the_tokenizer(onnx_folder, plain_signs):
     example = export.EXAMPLE.read_text(encoding="utf-8")
     assert (onnx_folder / export.EXAMPLE.name).read_text(encoding="utf-8") == example
     names: dict = {"__name__": "example"}
     exec(example, names)
     sentences = [["<S>", "naïve", "눈", "x" * 60, "é" * 30, "\ud800", ""], ["a"]]
-    encoding = ELMoTokenizer(max_word_length=20)(sentences, is_split_into_words=True, padding=True, return_tensors="np")
-    for name, array in names["encode"](sentences, 20).items():
+    sentences += [["won’t", "cafe\u0301", "‘‚‛“”„‟‐‑–—―…", "\u1112\u1161\u11ab", "\u2026\ud800"]]
+    tokenizer = ELMoTokenizer(max_word_length=20, plain_signs=plain_signs)
+    encoding = tokenizer(sentences, is_split_into_words=True, padding=True, return_tensors="np")
+    for name, array in names["encode"](sentences, 20, plain_signs).items():
         np.testing.assert_array_equal(array, encoding[name])
 
 

@@ -9,12 +9,12 @@ import torch
 from modeling_elmo import ELMoConfig, ELMoForPreTraining, ELMoTokenizer
 from modeling_elmo.run_scripts import minimal_pairs
 
-WORDS = ["the", "cats", "cat", "sleep", "sleeps", "on", "mats"]
-PAIRS = [  # group, good, bad; "purr" and "Purr" are unknown
+WORDS = ["the", "cats", "cat", "sleep", "sleeps", "on", "mat's"]
+PAIRS = [  # group, good, bad; "purr" and "Purr" are unknown, "mat’s" is looked up as "mat's"
     ("agreement", "the cats sleep", "the cats sleeps"),
-    ("agreement", "the cat sleeps on the mats", "the cat sleep on the mats"),
+    ("agreement", "the cat sleeps on the mat’s", "the cat sleep on the mat’s"),
     ("agreement", "the cats purr", "the cat purr"),
-    ("order", "cats sleep on mats", "sleep on mats cats"),
+    ("order", "cats sleep on mat’s", "sleep on mat’s cats"),
     ("order", "Purr the cats", "the Purr cats"),
 ]
 
@@ -22,7 +22,8 @@ PAIRS = [  # group, good, bad; "purr" and "Purr" are unknown
 @pytest.fixture(scope="module")
 def bilm(tmp_path_factory):
     folder = tmp_path_factory.mktemp("bilm")
-    tokenizer = ELMoTokenizer(vocab=["<S>", "</S>", "<UNK>", *WORDS], pre_tokenization="whitespace")
+    vocab = ["<S>", "</S>", "<UNK>", *WORDS]
+    tokenizer = ELMoTokenizer(vocab=vocab, pre_tokenization="whitespace", plain_signs=True)
     torch.manual_seed(1)
     model = ELMoForPreTraining(ELMoConfig.from_preset("tiny", vocab_size=len(tokenizer)))
     for parameter in model.parameters():  # contexts count
@@ -70,6 +71,7 @@ def test_shares_are_those_of_sentences_alone(bilm, tmp_path, capsys):
         ({"header": ("phenomenon", "good", "worse")}, [], "pairs.tsv.gz, line 2 has no 'bad'"),
         ({}, ["--group_column", "paradigm"], "line 2 has no 'paradigm'"),
         ({"rows": [*PAIRS, ("order", "", "the cats")]}, [], "line 7 has no 'good'"),
+        ({"rows": [*PAIRS, ("all", "the cats", "cats the")]}, [], "line 7: the group 'all' has the name of the last row"),
     ],
 )
 def test_wrong_tables(table, options, received, bilm, tmp_path):

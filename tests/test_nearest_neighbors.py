@@ -150,6 +150,15 @@ def test_raw_text_is_split_by_the_tokenizer(folder, tmp_path):
     assert shown == {"A [play] .", "The [play] , it seems .", "We [play] !"}
 
 
+def test_raw_text_is_split_at_added_words_and_as_with_plain_signs(tmp_path):
+    options = {"pre_tokenization": "moses", "plain_signs": True, "extra_special_tokens": ["[E]"]}
+    model = bilm(tmp_path / "bilm", **options)
+    (tmp_path / "raw.txt").write_text("We didn’t play.\nThe play[E] it.\nA play…\n", encoding="utf-8")
+    (query,) = run_neighbors(model, tmp_path / "raw.txt", raw_text=True, queries=1, top_k=2)["queries"]
+    shown = {query["use"], *(use for _, use in query["neighbors"])}
+    assert shown == {"We didn ’t [play] .", "The [play] [E] it .", "A [play] …"}
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [

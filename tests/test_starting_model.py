@@ -112,6 +112,18 @@ def test_words_of_raw_text_are_counted_as_the_checkpoint_splits_them(tmp_path):
     assert ELMoTokenizer(vocab_file=tmp_path / "new" / "vocab.txt").get_vocab() == extended.get_vocab()
 
 
+@pytest.mark.parametrize("is_split_into_words", [False, True])
+def test_words_are_counted_as_the_checkpoint_looks_them_up(is_split_into_words, tmp_path):
+    options = {"pre_tokenization": "treebank", "plain_signs": True}
+    save_model(tmp_path, vocab=["<S>", "</S>", "<UNK>", "the", "play"], **options)
+    (tmp_path / "text.txt").write_text("the cafe\u0301 is n’t “ here ” — it is n't …\n", encoding="utf-8")
+    options = {"train_file": tmp_path / "text.txt", "is_split_into_words": is_split_into_words, "vocabulary": "extend"}
+    _, extended = start(tmp_path, tmp_path, output_dir=tmp_path / "new", vocabulary_size=50, **options)
+    words = extended.convert_ids_to_tokens(range(6, len(extended)))
+    assert sorted(words) == sorted(["café", "is", "n't", '"', "here", "--", "it", "..."])
+    assert list(extended.encode_words(words)[0]) == [*range(6, len(extended))]
+
+
 def test_loaded_weights_are_aligned_and_in_single_precision(base, tmp_path):
     """MKL rounds differently where they are not aligned, and a resumed run would differ from an uninterrupted one."""
     ELMoForPreTraining.from_pretrained(base / "run", dtype=torch.bfloat16).save_pretrained(tmp_path)

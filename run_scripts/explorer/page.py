@@ -5,7 +5,6 @@ import os
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from html import escape
-from statistics import mean
 from typing import Any
 
 # Read when gradio is imported and launched: nothing is reported, and no text is stored, not even in the browser.
@@ -21,6 +20,7 @@ from modeling_elmo.prediction_elmo import Prediction  # noqa: E402
 from modeling_elmo.run_scripts.explorer import readings  # noqa: E402
 from modeling_elmo.run_scripts.explorer.readings import OpenModel, SimilarUses, open_model  # noqa: E402
 from modeling_elmo.run_scripts.pretraining.corpus import Corpus  # noqa: E402
+from modeling_elmo.tokenization.elmo_characters import UNK_WORD  # noqa: E402
 
 TITLE = "ELMo explorer"
 # Texts to start with, for models of these languages.
@@ -256,8 +256,9 @@ def text_box(label: str, value: str) -> gr.Textbox:
 
 def language_of(opened: OpenModel, texts: Sequence[str]) -> str:
     """The text of which the model knows the most words."""
-    known, split = opened.tokenizer.get_vocab(), opened.tokenizer.splitter.words
-    return max(texts, key=lambda text: mean(word in known for word in split(text)))
+    tokenizer = opened.tokenizer
+    ids = {text: tokenizer.encode_words(tokenizer.splitter.words(text))[0] for text in texts}
+    return max(texts, key=lambda text: np.mean(ids[text] != tokenizer.unk_token_id))
 
 
 def told(function: Callable[..., str], *inputs: Any) -> str:
@@ -328,12 +329,12 @@ def expectation_lines(opened: OpenModel, text: str) -> str:
     for line in lines:
         rows = [
             {
-                "word": each.word + ("" if each.is_known else "*"),
+                "word": each.word + ("*" if each.token == UNK_WORD else ""),
                 "bits": each.forward_bits,
-                "expected from the words before": shown_guesses(each.forward, each.word),
+                "expected from the words before": shown_guesses(each.forward, each.token),
                 "bits, backward": each.backward_bits,
-                "expected from the words after": shown_guesses(each.backward, each.word),
-                "expected from both": shown_guesses(each.both, each.word),
+                "expected from the words after": shown_guesses(each.backward, each.token),
+                "expected from both": shown_guesses(each.both, each.token),
             }
             for each in line
         ]
@@ -365,7 +366,7 @@ def share_bars(title: str, layers: Sequence[str], shares: Sequence[float], gamma
     return f"{note(sentence)}{bars}</div>"
 
 
-def shown_guesses(guesses: Iterable[Prediction], word: str) -> str:
-    """Words with their probabilities; the word of the text is in brackets."""
-    pairs = ((f"[{word}]" if guess.word == word else guess.word, math.exp(guess.log_prob)) for guess in guesses)
+def shown_guesses(guesses: Iterable[Prediction], token: str) -> str:
+    """Words with their probabilities; what the word of the text counts as is in brackets."""
+    pairs = ((f"[{token}]" if guess.word == token else guess.word, math.exp(guess.log_prob)) for guess in guesses)
     return "\u2003".join(f"\u2068{text}\u2069\u00a0{share:.1%}" for text, share in pairs)  # whatever its direction

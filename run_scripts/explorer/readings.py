@@ -163,7 +163,7 @@ class Expectation(NamedTuple):
     """A word of a text, and what is expected in its place, best first, given the words before, after, or both."""
 
     word: str
-    is_known: bool
+    token: str  # the word of the vocabulary that is predicted, or <UNK>
     forward_bits: float  # of surprise
     backward_bits: float
     forward: list[Prediction]
@@ -177,14 +177,19 @@ def expectations(opened: OpenModel, text: str) -> list[list[Expectation]]:
     arguments = (opened.model, opened.tokenizer, lines)
     top_k = min(SHOWN_PREDICTIONS, opened.model.config.vocab_size - 1)
     ways = [predict_texts(*arguments, top_k, direction) for direction in ("forward", "backward", "both")]
-    known = opened.tokenizer.get_vocab()
-    return [
-        [
-            Expectation(score.word, score.word in known, bits(score.forward), bits(score.backward), *candidates)
-            for score, *candidates in zip(scores[1:-1], *([each for _, each in way] for way in found), strict=True)
-        ]
-        for scores, *found in zip(score_texts(*arguments), *ways, strict=True)
-    ]
+    found = []
+    for scores, *candidates in zip(score_texts(*arguments), *ways, strict=True):
+        words = scores[1:-1]
+        ids, _ = opened.tokenizer.encode_words([each.word for each in words])
+        tokens = opened.tokenizer.convert_ids_to_tokens(ids.tolist())
+        guesses = ([each for _, each in way] for way in candidates)
+        found.append(
+            [
+                Expectation(score.word, token, bits(score.forward), bits(score.backward), *best)
+                for score, token, *best in zip(words, tokens, *guesses, strict=True)
+            ]
+        )
+    return found
 
 
 def bits(log_prob: float | None) -> float:

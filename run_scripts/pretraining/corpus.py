@@ -32,7 +32,6 @@ from modeling_elmo.tokenization.elmo_characters import (
     SPECIAL_WORDS,
     most_frequent_words,
 )
-from modeling_elmo.tokenization.elmo_pretokenization import TextSplitter
 
 logger = logging.get_logger(__name__)
 
@@ -290,11 +289,13 @@ def words_of(text: SentenceText, split: Callable[[str], list[str]] = str.split) 
     return split(text) if isinstance(text, str) else text
 
 
-def word_frequencies(corpus: Corpus, splitter: TextSplitter) -> tuple[int, Counter[str]]:
-    """The number of texts, and the count of each word."""
+def word_frequencies(
+    corpus: Corpus, split: Callable[[str], list[str]], spelling: Callable[[str], str] = str
+) -> tuple[int, Counter[str]]:
+    """The number of texts, and the count of each word in the spelling that is looked up."""
     counts, num_texts = Counter[str](), 0
     for text in tqdm(corpus.texts(), unit=" texts", unit_scale=True, desc="counting"):
-        counts.update(words_of(text, splitter.words))
+        counts.update(map(spelling, words_of(text, split)))
         num_texts += 1
     return num_texts, counts
 

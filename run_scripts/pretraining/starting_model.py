@@ -1,5 +1,6 @@
 """The model that a run starts from: a new one, or a checkpoint whose vocabulary is kept, extended or replaced."""
 
+from collections.abc import Callable
 from dataclasses import dataclass, fields
 from functools import partial
 from pathlib import Path
@@ -142,19 +143,18 @@ def make_starting_model(
     path = Path(arguments.vocabulary_file) if arguments.vocabulary_file else output_dir / "vocab.txt"
     rules = arguments.pre_tokenization or "moses"
 
-    def count(splitter: TextSplitter):
-        splitter = TextSplitter("whitespace") if corpus_args.is_split_into_words else splitter
-        _, counts = word_frequencies(corpus, splitter)
+    def count(split: Callable[[str], list[str]], spelling: Callable[[str], str] = str):
+        _, counts = word_frequencies(corpus, str.split if corpus_args.is_split_into_words else split, spelling)
         write_vocabulary(path, most_frequent_lines(counts, arguments.vocabulary_size))
 
     if arguments.model_name_or_path is None:
         if arguments.vocabulary_size is not None:
-            on_main_process(accelerator, partial(count, TextSplitter(rules)))
+            on_main_process(accelerator, partial(count, TextSplitter(rules).words))
         return new_model(arguments, path, rules)
     model, tokenizer = load_checkpoint(arguments.model_name_or_path, **arguments.softmax_options)
     arguments.check_softmax(model.config)
     if arguments.vocabulary_size is not None:
-        on_main_process(accelerator, partial(count, tokenizer.splitter))
+        on_main_process(accelerator, partial(count, tokenizer.splitter.words, tokenizer.word_table.spelling))
     if arguments.vocabulary != "keep":
         words, _ = read_vocabulary(path)
         tokenizer = change_vocabulary(model, tokenizer, words, keep_all=arguments.vocabulary == "extend")

@@ -1,18 +1,22 @@
-"""Vectors of words from `model.onnx`. This file, numpy and onnxruntime are all it needs.
+"""Vectors of words from `model.onnx`. This folder, numpy and onnxruntime are all it needs.
 
     python onnx_vectors.py "They play chess ." "We saw a play ."
 
 A word is a row of ids: begin of word, its UTF-8 bytes plus 1, end of word, and padding up to a fixed width. A sentence
 is its words between two markers, which are words of one id. Zeros follow a sentence that is shorter than the longest.
+Models that have read no typographic signs read ASCII's in their place, and composed letters.
 """
 
+import json
 import sys
+import unicodedata
 from pathlib import Path
 
 import numpy as np
 import onnxruntime
 
 BEGIN_SENTENCE, END_SENTENCE, BEGIN_WORD, END_WORD, PADDING = 257, 258, 259, 260, 261
+SIGNS = str.maketrans("‘’‚‛“”„‟‐‑–", "''''\"\"\"\"---") | {ord("—"): "--", ord("―"): "--", ord("…"): "..."}
 
 
 def spell(ids, width):
@@ -20,8 +24,10 @@ def spell(ids, width):
     return row + [PADDING] * (width - len(row))
 
 
-def encode(sentences, width):
+def encode(sentences, width, plain_signs=False):
     """Lists of words as `character_ids` (batch, time, width) and `attention_mask` (batch, time)."""
+    if plain_signs:
+        sentences = [[unicodedata.normalize("NFC", word).translate(SIGNS) for word in words] for words in sentences]
     rows = [[[byte + 1 for byte in word.encode("utf-8", "ignore")] for word in words] for words in sentences]
     rows = [[spell(ids, width) for ids in ([BEGIN_SENTENCE], *row, [END_SENTENCE])] for row in rows]
     character_ids = np.zeros((len(rows), max(map(len, rows)), width), dtype=np.int64)
@@ -30,18 +36,19 @@ def encode(sentences, width):
     return {"character_ids": character_ids, "attention_mask": character_ids.any(-1).astype(np.int64)}
 
 
-def embed(session, sentences):
+def embed(session, sentences, plain_signs=False):
     """The first output of the model for each word: `(words, width)` for each sentence, without its markers."""
-    inputs = encode(sentences, session.get_inputs()[0].shape[-1])
+    inputs = encode(sentences, session.get_inputs()[0].shape[-1], plain_signs)
     outputs = session.run(None, inputs)[0]
     return [output[1 : len(words) + 1] for words, output in zip(sentences, outputs, strict=True)]
 
 
 if __name__ == "__main__":
     model = onnxruntime.InferenceSession(Path(__file__).with_name("model.onnx"))
+    settings = json.loads(Path(__file__).with_name("tokenizer_config.json").read_text(encoding="utf-8"))
     if len(sys.argv) == 1:
         sys.exit('Pass texts: python onnx_vectors.py "They play chess ."')
     texts = [text.split() for text in sys.argv[1:]]
-    for words, vectors in zip(texts, embed(model, texts), strict=True):
+    for words, vectors in zip(texts, embed(model, texts, settings["plain_signs"]), strict=True):
         for word, vector in zip(words, vectors, strict=True):
             print(word, vector.shape, vector[:3])
