@@ -17,7 +17,7 @@ from accelerate import Accelerator
 from tqdm.auto import tqdm
 
 from modeling_elmo import ELMoForPreTraining, ELMoTokenizer
-from modeling_elmo.run_scripts.pretraining.corpus import HeldOutArguments
+from modeling_elmo.run_scripts.pretraining.corpus import Corpus, HeldOutArguments
 from modeling_elmo.run_scripts.pretraining.evaluation import Perplexity, check_context, evaluate, held_out_batches
 from modeling_elmo.run_scripts.program.command_line import ProgramParser, option, run
 from modeling_elmo.run_scripts.program.files import check_model, check_output, load_pretrained, write_json
@@ -48,7 +48,8 @@ def main(arguments: list[str] | None = None) -> Perplexity:
     tokenizer = load_pretrained(ELMoTokenizer, parsed.model)
     model = load_pretrained(ELMoForPreTraining, parsed.model, dtype=torch.float32).to(accelerator.device)
     size = getattr(parsed, BATCH_SIZES[parsed.context])
-    batches = held_out_batches(parsed, parsed.context, size, tokenizer, accelerator)
+    corpus = Corpus.held_out(parsed)
+    batches = held_out_batches(corpus, parsed.is_split_into_words, parsed.context, size, tokenizer, accelerator)
     batches = tqdm(batches, unit=" batches", desc="reading", disable=not accelerator.is_main_process)
     found = evaluate(model, batches, accelerator)
     if not math.isfinite(found.perplexity):

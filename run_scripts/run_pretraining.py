@@ -106,7 +106,7 @@ def pretrain(
     survey = on_main_process(accelerator, partial(corpus.survey, *how))
     if checkpoint is None and model_args.model_name_or_path is None and survey is not None:
         begin_with_frequencies(model, survey.log_frequencies(len(tokenizer)))
-    training = Pretraining(accelerator, training_args, model, tokenizer, corpus, corpus_args, survey)
+    training = Pretraining(accelerator, training_args, model, tokenizer, corpus, corpus_args, survey, held_out)
     training.progress.base_model = model_args.model_name_or_path
     if checkpoint is not None:
         training.restore(checkpoint)
@@ -121,7 +121,7 @@ def pretrain(
         settings["num_processes"] = accelerator.num_processes
     settings["pre_tokenization"] = tokenizer.pre_tokenization
     training.progress.begin(settings, names_of_model={item.name for item in fields(ModelArguments)})
-    if model_args.model_name_or_path is None and training.num_steps < FEW_STEPS:
+    if training.progress.base_model is None and training.num_steps < FEW_STEPS:
         logger.warning(
             f"A new model hardly learns in {training.num_steps} steps. Pass fewer --per_device_train_batch_tokens, or "
             f"more --num_train_epochs, for {FEW_STEPS} steps or more."

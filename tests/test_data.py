@@ -1,10 +1,11 @@
 """Which splits and rows the options name, when cached rows are used again, and the labels of the training data."""
 
+import itertools
 import os
 from pathlib import Path
 
 import pytest
-from datasets import Dataset, DatasetDict, Features, Value
+from datasets import Dataset, DatasetDict, Features, ReadInstruction, Value
 
 from modeling_elmo.run_scripts.fine_tuning import data as data_of_tasks
 from modeling_elmo.run_scripts.fine_tuning.data import (
@@ -16,6 +17,7 @@ from modeling_elmo.run_scripts.fine_tuning.data import (
     training_share,
 )
 from modeling_elmo.run_scripts.program.data_files import json_rows
+from modeling_elmo.run_scripts.program.files import refuse_training_data
 
 FORMATS = {".jsonl": json_rows, ".json": json_rows}
 
@@ -58,10 +60,38 @@ def test_splits_that_are_refused(tmp_path):
         ("data", {"validation_split": "train[3:]"}, r"--validation_split train\[3:\] is also .*pass --train_split"),
         ("data", {"test_split": "train[3:]"}, r"--test_split train\[3:\] is also training data.*pass --train_split"),
         ("data", {"train_split": "none", "test_split": "none"}, r"\['train', 'dev', 'test'\]; .*--train_split"),
+        ("data", {"dataset_config": "en"}, "--dataset_config en: .*data was made by save_to_disk"),
         ("other", {"train_split": "train+test"}, r"--train_split train\+test: .*different columns"),
     ):
         with pytest.raises(ValueError, match=shown):
             rows(tmp_path / folder, **options)
+
+
+PARTS = ["train", "train[90%:]", "train[:95%]", "train[-10%:]", "train[50%:90%]", "train+test", "test[:1%]+train[:5%]"]
+PARTS += ["test", "train[950:]", "train[:10]+test", "train[-10:]", "validation+test[5:]", "validation"]
+
+
+@pytest.mark.parametrize(("held_out", "train"), itertools.permutations(PARTS, 2))
+def test_parts_that_overlap_with_training_data_are_refused(held_out, train):
+    """Unless they count rows and the other percents: then it depends on the size."""
+    data = DatasetDict({name: Dataset.from_dict({"n": range(1000)}) for name in ("train", "validation", "test")})
+    ours, theirs = (
+        {
+            (part.splitname, row)
+            for part in ReadInstruction.from_spec(split).to_absolute(data.num_rows)
+            for row in range(part.from_, part.to)
+        }
+        for split in (held_out, train)
+    )
+    units = [{"%" in piece for piece in split.split("+") if "[" in piece} for split in (held_out, train)]
+    is_refused = False
+    try:
+        refuse_training_data(held_out, "--validation_split", train, "--train_split")
+    except ValueError as error:
+        is_refused = True
+        assert f"--validation_split {held_out} is also training data" in str(error)
+    if len(units[0] | units[1]) < 2 or not ours & theirs:
+        assert is_refused == bool(ours & theirs)
 
 
 def test_files_that_are_refused(tmp_path):
@@ -72,6 +102,11 @@ def test_files_that_are_refused(tmp_path):
         ({"test_file": "nowhere.json.gz"}, FileNotFoundError, "--test_file nowhere.json.gz"),
         ({"train_file": str(tmp_path)}, IsADirectoryError, f"--train_file {tmp_path}"),
         ({"train_file": str(tmp_path / "pipe")}, ValueError, "--train_file .*/pipe"),
+        (
+            {"train_file": "a", "dataset_config": "en"},
+            ValueError,
+            "--dataset_config en has no effect without --dataset",
+        ),
         ({"train_file": "a.docx"}, ValueError, r"--train_file a.docx .*\.jsonl, \.json"),
     ):
         with pytest.raises(error, match=shown):

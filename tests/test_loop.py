@@ -287,7 +287,7 @@ def test_sparse_gradients_on_mps_need_torch_2_9(tmp_path, monkeypatch):
     model = ELMoForPreTraining(ELMoConfig.from_preset("tiny", vocab_size=40, softmax_type="sampled", num_sampled=5))
     accelerator, arguments = SimpleNamespace(device=torch.device("mps")), PretrainingArguments(output_dir=str(tmp_path))
     with pytest.raises(ValueError, match="--softmax_type sampled needs sparse tensors, which torch 2.8.0 lacks on mps"):
-        Pretraining(accelerator, arguments, model, None, None, None, None)
+        Pretraining(accelerator, arguments, model, None, None, None, None, None)
 
 
 def test_a_loss_that_is_not_a_number(tmp_path, monkeypatch):
@@ -340,12 +340,21 @@ def test_the_best_on_other_text_is_not_published(tmp_path, monkeypatch, capsys):
     (tmp_path / "other.txt").write_text("Another text .\n", encoding="utf-8")
     run = pretrain(tmp_path, max_steps=9, validation_file=tmp_path / "other.txt", **options)
     assert (run.progress.best_step, run.progress.best_perplexity, run.progress.evaluations_since_best) == (9, 40, 0)
-    assert "Step 3 was the best on 1 file(s) from held_out.txt on" in (printed := capsys.readouterr().out)
-    assert "the held-out text is now 1 file(s) from other.txt on" in printed
+    assert [entry["step"] for entry in run.progress.log if "perplexity" in entry] == [6, 9]
+    assert "The held-out text was 1 file(s) from held_out.txt on" in (printed := capsys.readouterr().out)
+    assert "is now 1 file(s) from other.txt on" in printed
     assert published.read_bytes() != best
     run = pretrain(tmp_path, max_steps=12, validation_file=None, **options)
     assert run.progress.best_step is None
     assert published.read_bytes() == (tmp_path / "run" / "checkpoint-12" / published.name).read_bytes()
+
+
+def test_a_finished_run_on_other_text_measures_that_text(tmp_path):
+    pretrain(tmp_path, max_steps=3)
+    (tmp_path / "other.txt").write_text("Another text .\n", encoding="utf-8")
+    run = pretrain(tmp_path, max_steps=3, validation_file=tmp_path / "other.txt", resume_from_checkpoint="last")
+    (found,) = (entry for entry in run.progress.log if "perplexity" in entry)
+    assert (found["step"], found["predictions"]) == (3, 4) and run.progress.best_step == 3
 
 
 @pytest.mark.parametrize("context", ["sentence", "stream"])

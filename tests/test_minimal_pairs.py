@@ -71,7 +71,11 @@ def test_shares_are_those_of_sentences_alone(bilm, tmp_path, capsys):
         ({"header": ("phenomenon", "good", "worse")}, [], "pairs.tsv.gz, line 2 has no 'bad'"),
         ({}, ["--group_column", "paradigm"], "line 2 has no 'paradigm'"),
         ({"rows": [*PAIRS, ("order", "", "the cats")]}, [], "line 7 has no 'good'"),
-        ({"rows": [*PAIRS, ("all", "the cats", "cats the")]}, [], "line 7: the group 'all' has the name of the last row"),
+        (
+            {"rows": [*PAIRS, ("all", "the cats", "cats the")]},
+            [],
+            "line 7: the group 'all' has the name of the last row",
+        ),
     ],
 )
 def test_wrong_tables(table, options, received, bilm, tmp_path):

@@ -190,9 +190,8 @@ def test_the_length_of_windows_does_not_matter(full):
 
 def test_evaluation_leaves_the_model_and_its_dropout_as_they_were(full):
     model, tokenizer = ELMoForPreTraining.from_pretrained(full).train(), ELMoTokenizer.from_pretrained(full)
-    files = [str(full / "held_out.txt")]
-    arguments = perplexity.PerplexityArguments(model=str(full), validation_file=files, is_split_into_words=True)
-    batches = evaluation.held_out_batches(arguments, "sentence", 100, tokenizer, Accelerator(cpu=True))
+    corpus = Corpus.from_files([str(full / "held_out.txt")])
+    batches = evaluation.held_out_batches(corpus, True, "sentence", 100, tokenizer, Accelerator(cpu=True))
     assert vars(evaluate(model, batches, Accelerator(cpu=True))) == nearly(measure(full))
     assert model.training and all(parameter.grad is None for parameter in model.parameters())
 

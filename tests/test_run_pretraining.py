@@ -206,6 +206,13 @@ def test_mistakes_with_little_text_are_told(tmp_path, warnings_of_transformers, 
     assert re.search(r"[\d.]+% of the held-out words are <UNK>, .* learned nothing", capsys.readouterr().out)
 
 
+def test_a_resumed_further_training_is_no_new_model(base, tmp_path, warnings_of_transformers):
+    further = options_of(tmp_path, **FURTHER | {"model_name_or_path": base / "run"}, max_steps=2, vocabulary_size=None)
+    train(further)
+    train(further | {"model_name_or_path": None, "max_steps": 3, "resume_from_checkpoint": "last"})
+    assert "hardly learns" not in warnings_of_transformers.text
+
+
 # Training a checkpoint further
 
 

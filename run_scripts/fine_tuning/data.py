@@ -17,12 +17,13 @@ import numpy as np
 from datasets import Dataset, DatasetDict, Features
 from datasets.exceptions import DatasetGenerationError
 
-from modeling_elmo.run_scripts.program.command_line import option
+from modeling_elmo.run_scripts.program.command_line import option, refuse_unread
 from modeling_elmo.run_scripts.program.data_files import LocatedRow, Location, RowReader, format_suffix
 from modeling_elmo.run_scripts.program.files import (
     ROWS_AT_ONCE,
     refuse_folder_or_pipe,
     refuse_training_data,
+    saved_splits,
     split_parts,
 )
 from modeling_elmo.tokenization import elmo_pretokenization
@@ -91,7 +92,7 @@ class Source(NamedTuple):
                 rows, features, gen_kwargs={"states": states}, split=datasets.NamedSplit(split)
             )
         except DatasetGenerationError as error:
-            if isinstance(error.__cause__, ValueError):
+            if isinstance(error.__cause__, (ValueError, OSError)):  # of the data, or of a full disk
                 raise error.__cause__ from None
             raise
 
@@ -113,6 +114,7 @@ def split_sources(arguments: DataArguments, formats: Mapping[str, RowReader]) ->
     if bool(files) == (arguments.dataset is not None):
         raise ValueError("Pass either --train_file, --validation_file or --test_file, or --dataset NAME.")
     if arguments.dataset is None:
+        refuse_unread(arguments, ("dataset_config",), "without --dataset; leave it out.")
         name = ", ".join(map(str, files.values()))
         wholes = {split: _file_source(path, f"--{split}_file", formats) for split, path in files.items()}
     else:
@@ -127,7 +129,7 @@ def split_sources(arguments: DataArguments, formats: Mapping[str, RowReader]) ->
         raise ValueError(
             f"{name} has the splits {list(wholes)}; pass --train_split, --validation_split or --test_split."
         )
-    for split in ("validation", "test"):
+    for split in given.keys() & {"validation", "test"} if "train" in given else ():
         refuse_training_data(wanted[split], f"--{split}_split", wanted["train"], "--train_split")
     return {split: _part(wholes, part, f"{name}; --{split}_split {part}") for split, part in given.items()}
 
@@ -159,10 +161,9 @@ def _file_source(path: Path, option: str, formats: Mapping[str, RowReader]) -> S
     return Source(str(path), partial(formats[format_suffix(path)], path), files=(path,))
 
 
-def _load(folder: str, config: str | None) -> DatasetDict:
-    if any(Path(folder, file).is_file() for file in ("dataset_dict.json", "state.json")):  # made by `save_to_disk`
-        data = datasets.load_from_disk(folder)
-        return DatasetDict(train=data) if isinstance(data, Dataset) else data
+def _load(folder: str, config: str | None) -> Mapping[str, Dataset]:
+    if splits := saved_splits(folder, config):
+        return splits
     try:
         return datasets.load_dataset(folder, config)
     except ValueError as error:

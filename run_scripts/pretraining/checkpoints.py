@@ -69,18 +69,18 @@ class Progress:
         self.settings = settings
 
     def evaluate_on(self, held_out: str | None) -> str | None:
-        """Takes note of the held-out text. Forgets the best step of another text, and returns a message then.
+        """Takes note of the held-out text. Forgets the perplexities of another text, and returns a message then.
 
         The model that is published is then the best one from here on, or the last one without held-out text.
         """
-        before, step = self.held_out, self.best_step
-        self.held_out = held_out
-        if before == held_out or step is None:
+        before, self.held_out = self.held_out, held_out
+        others = [entry for entry in self.log if "perplexity" not in entry]
+        if before == held_out or len(others) == len(self.log):
             return None
-        self.best_perplexity, self.best_step, self.evaluations_since_best = math.inf, None, 0
+        self.log, self.best_perplexity, self.best_step, self.evaluations_since_best = others, math.inf, None, 0
         return (
-            f"Step {step} was the best on {before or 'another text'}, but the held-out text is now "
-            f"{held_out or 'missing'}. The best step is searched again from here on."
+            f"The held-out text was {before or 'another text'}, and is now {held_out or 'missing'}. The perplexities so "
+            "far leave the log, and the best step is searched again from here on."
         )
 
 

@@ -11,7 +11,7 @@ from accelerate import Accelerator
 
 from modeling_elmo import ELMoForPreTraining, ELMoTokenizer
 from modeling_elmo.run_scripts.pretraining.batches import LMBatch, SentenceBatches, StreamWindows
-from modeling_elmo.run_scripts.pretraining.corpus import Corpus, HeldOutArguments
+from modeling_elmo.run_scripts.pretraining.corpus import Corpus
 from modeling_elmo.run_scripts.program.command_line import refuse_unread
 
 STREAM_STEPS = 20  # tokens of a row in a window; the figures do not depend on it
@@ -51,16 +51,20 @@ def check_context(arguments: Any, context: str, options: dict[str, list[str]]):
 
 
 def held_out_batches(
-    arguments: HeldOutArguments, context: str, size: int, tokenizer: ELMoTokenizer, accelerator: Accelerator
+    corpus: Corpus,
+    is_split_into_words: bool,
+    context: str,
+    size: int,
+    tokenizer: ELMoTokenizer,
+    accelerator: Accelerator,
 ) -> Iterable[LMBatch]:
-    """The held-out batches of this process, once and in order.
+    """The batches of this process from held-out text, once and in order.
 
     `size` is the maximum of tokens per batch, unless one sentence is longer; or the number of rows of a stream, which
     are pieces of the text.
     """
-    corpus = Corpus.held_out(arguments)
     options: dict[str, Any] = {
-        "is_split_into_words": arguments.is_split_into_words,
+        "is_split_into_words": is_split_into_words,
         "shuffle": False,
         "repeat": False,
         "rank": accelerator.process_index,

@@ -136,9 +136,10 @@ class Pretraining:
         corpus: Corpus,
         corpus_args: CorpusArguments,
         survey: Survey | None,  # of the corpus
+        held_out: Corpus | None,
     ):
         self.accelerator, self.arguments, self.tokenizer = accelerator, arguments, tokenizer
-        self.corpus, self.corpus_args, self.survey = corpus, corpus_args, survey
+        self.corpus, self.corpus_args, self.survey, self.held_out = corpus, corpus_args, survey, held_out
         self.checkpoints = Checkpoints(Path(arguments.output_dir), arguments.save_total_limit)
         self.is_sampled = model.config.softmax_type == "sampled"
         # Word vectors have dense gradients, so a softmax that shares their table has them, too.
@@ -353,13 +354,13 @@ class Pretraining:
     def _evaluate(self) -> bool:
         """Measures held-out perplexity. Returns whether it is the lowest so far."""
         evaluated = {entry["step"] for entry in self.progress.log if "perplexity" in entry}
-        if self.progress.held_out is None or self.progress.step in evaluated:
+        if self.held_out is None or self.progress.step in evaluated:
             return False
         start = time.perf_counter()
         if self.arguments.fsdp_softmax:  # gathered once: the processes have different numbers of held-out batches
             self.plain_model.softmax.unshard()
-        size = self.arguments.per_device_eval_batch_tokens
-        batches = held_out_batches(self.corpus_args, "sentence", size, self.tokenizer, self.accelerator)
+        how = self.corpus_args.is_split_into_words, "sentence", self.arguments.per_device_eval_batch_tokens
+        batches = held_out_batches(self.held_out, *how, self.tokenizer, self.accelerator)
         found = evaluate(self.plain_model, batches, self.accelerator, self.log_frequencies_V)
         if self.arguments.fsdp_softmax:
             self.plain_model.softmax.reshard()

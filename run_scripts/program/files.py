@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib.util import find_spec
+from itertools import product
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -52,6 +53,7 @@ MODEL_FILES = (
     *("special_tokens_map.json", "added_tokens.json"),  # of transformers 4
     *("model*.safetensors", "*.safetensors.index.json", "config.json"),
 )
+SPLIT_SIZE = 10**12  # stands for a size that is not known yet; no split is larger
 ROWS_AT_ONCE = 1000  # rows read from a data set at once; single rows take ten times as long
 
 
@@ -98,9 +100,7 @@ def dataset_texts(
     import datasets
 
     name, split, column = str(arguments.dataset), arguments.split, arguments.text_column
-    if any(Path(name, file).is_file() for file in ("dataset_dict.json", "state.json")):  # by `save_to_disk`
-        data = datasets.load_from_disk(name)
-        splits = data if isinstance(data, datasets.DatasetDict) else {TextArguments.split: data}
+    if splits := saved_splits(name, arguments.dataset_config):
         sizes = {whole: len(rows) for whole, rows in splits.items()}
         parts = split_parts(split, sizes, f"--dataset {name}, {split_option} {split}")
         data = datasets.concatenate_datasets(
@@ -125,6 +125,18 @@ def dataset_texts(
     return texts, total
 
 
+def saved_splits(folder: str, config: str | None) -> Mapping[str, Any]:
+    """The splits of a folder that `save_to_disk` has made; none of any other."""
+    import datasets
+
+    if not any(Path(folder, file).is_file() for file in ("dataset_dict.json", "state.json")):
+        return {}
+    if config is not None:
+        raise ValueError(f"--dataset_config {config}: {folder} was made by save_to_disk; leave it out.")
+    data = datasets.load_from_disk(folder)
+    return data if isinstance(data, datasets.DatasetDict) else {TextArguments.split: data}
+
+
 def split_parts(split: str, sizes: Mapping[str, int], where: str) -> list[Any]:
     """The parts of splits that an expression such as `train[:80%]+extra` names: `splitname`, `from_` and `to`."""
     require("datasets", extra="train", purpose=where)
@@ -137,10 +149,31 @@ def split_parts(split: str, sizes: Mapping[str, int], where: str) -> list[Any]:
 
 
 def refuse_training_data(held_out: str, held_out_option: str, train: str, train_option: str):
-    """Refuses a held-out part of a split of which all is training data."""
-    if held_out.startswith(f"{train}["):
-        rest = f"pass {train_option} with the rest, such as '{train}[:90%]' for '{train}[90%:]'"
-        raise ValueError(f"{held_out_option} {held_out} is also training data; {rest}.")
+    """Refuses a held-out part of splits that overlaps with the training data, whatever the sizes of the splits.
+
+    The training data themselves, all of them, may be evaluated on.
+    """
+    pieces = [piece.strip() for piece in f"{held_out}+{train}".split("+")]
+    units = {"%" in piece for piece in pieces if "[" in piece}
+    if held_out == train or (len(pieces) == 2 and not units):
+        return
+    require("datasets", extra="train", purpose=f"{held_out_option} {held_out}")
+    from datasets import ReadInstruction
+
+    sizes = {piece.split("[")[0]: SPLIT_SIZE for piece in pieces}
+    try:
+        ours, theirs = (ReadInstruction.from_spec(split).to_absolute(sizes) for split in (held_out, train))
+    except ValueError:
+        return  # `split_parts` refuses it, and knows the names of the splits
+    for part, other in product(ours, theirs):
+        is_comparable = len(units) < 2 or SPLIT_SIZE in (part.to - part.from_, other.to - other.from_)
+        if (
+            part.splitname == other.splitname
+            and is_comparable
+            and max(part.from_, other.from_) < min(part.to, other.to)
+        ):
+            rest = f"pass {train_option} with the rest, such as '{part.splitname}[:90%]' for '{part.splitname}[90%:]'"
+            raise ValueError(f"{held_out_option} {held_out} is also training data ({train}); {rest}.")
 
 
 def check_model(name_or_path: str):
