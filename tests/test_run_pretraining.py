@@ -55,7 +55,7 @@ REFUSED = [
     ({"validation_split": "test"}, "--validation_file FILE ..., or --dataset NAME with --validation_split"),
     (
         {"validation_file": None, "validation_split": "train[90%:]"},
-        r"train\[90%:\] is also training data.*pass --split",
+        r"train\[90%:\] is also training data.*--split",
     ),
     ({"validation_file": "nowhere.txt"}, r"nowhere\.txt: no file found"),
     ({"dataset_config": "x"}, "--dataset_config x .* without --dataset"),

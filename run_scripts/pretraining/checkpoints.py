@@ -79,8 +79,8 @@ class Progress:
             return None
         self.log, self.best_perplexity, self.best_step, self.evaluations_since_best = others, math.inf, None, 0
         return (
-            f"The held-out text was {before or 'another text'}, and is now {held_out or 'missing'}. The perplexities so "
-            "far leave the log, and the best step is searched again from here on."
+            f"The held-out text was {before or 'another text'}, and is now {held_out or 'missing'}. The perplexities "
+            "so far leave the log, and the best step is searched again from here on."
         )
 
 

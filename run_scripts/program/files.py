@@ -167,12 +167,9 @@ def refuse_training_data(held_out: str, held_out_option: str, train: str, train_
         return  # `split_parts` refuses it, and knows the names of the splits
     for part, other in product(ours, theirs):
         is_comparable = len(units) < 2 or SPLIT_SIZE in (part.to - part.from_, other.to - other.from_)
-        if (
-            part.splitname == other.splitname
-            and is_comparable
-            and max(part.from_, other.from_) < min(part.to, other.to)
-        ):
-            rest = f"pass {train_option} with the rest, such as '{part.splitname}[:90%]' for '{part.splitname}[90%:]'"
+        overlaps = max(part.from_, other.from_) < min(part.to, other.to)
+        if (name := part.splitname) == other.splitname and is_comparable and overlaps:
+            rest = f"pass another, or {train_option} with the rest, such as '{name}[:90%]' for '{name}[90%:]'"
             raise ValueError(f"{held_out_option} {held_out} is also training data ({train}); {rest}.")
 
 
