@@ -74,6 +74,10 @@ class BenchmarkArguments:
                 f"--device {self.device} is compared with the CPU alone, in {' and '.join(DEVICE_PARTS)}: leave out "
                 "other --parts, --against and --peer, or pass --device cpu."
             )
+        for name, parts in (("peer", DEVICE_PARTS), ("against", ("inference", "training", "heads", "tokenizer"))):
+            if getattr(self, name) and not {*parts} & {*self.parts}:
+                chosen = " ".join(self.parts)
+                raise ValueError(f"--{name} is not read in --parts {chosen}; pass one of {', '.join(parts)}.")
 
 
 def main(arguments: list[str] | None = None) -> dict[str, Any]:

@@ -9,19 +9,21 @@ instead.
 
 import shutil
 import socket
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
 
 from modeling_elmo import __version__
-from modeling_elmo.conversion.files import staged
+from modeling_elmo.conversion.files import check_empty, staged
 from modeling_elmo.run_scripts.pretraining.corpus import find_files
 from modeling_elmo.run_scripts.program.command_line import ProgramParser, option, run
 from modeling_elmo.run_scripts.program.files import MODEL_FILES, check_model, require
 
 LOCAL = "127.0.0.1"  # no other computer can reach it
 EVERY_ADDRESS = ("0.0.0.0", "::")
+OWN_FILES = ("README.md", "requirements.txt", "app.py")
 # The card and the program of a Space.
 README = """---
 title: ELMo explorer
@@ -95,15 +97,14 @@ def main(arguments: list[str] | None = None) -> None:
 
 def write_space(folder: Path, models: Sequence[str], corpus: Sequence[str] = (), trust_remote_code: bool = False):
     """Writes the folder of a Space. Local models and the corpus are copied; names on the Hub stay names."""
-    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-        raise FileExistsError(f"--space {folder} is not empty; pass a new folder.")
+    check_empty(folder)
     for name in models:
         check_model(name)
     local = {name: Path(name).resolve() for name in models if Path(name).is_dir()}
     texts = [Path(file) for pattern in corpus for file in find_files(pattern)]
     copies = [path.name for path in (*local.values(), *texts)]
-    if len(set(copies)) < len(copies):
-        raise ValueError(f"Two models or texts have the same name: {', '.join(copies)}. Rename one.")
+    if twice := [name for name, number in Counter([*copies, *OWN_FILES]).items() if number > 1]:
+        raise ValueError(f"Two models or texts have the name {twice[0]}, or it is of a file of the Space. Rename one.")
     hub = "".join(f"- {name}\n" for name in models if name not in local)
     names = ", ".join(local[name].name if name in local else name for name in models)
     card = README.format(gradio=version("gradio"), models=hub and f"models:\n{hub}", names=names)

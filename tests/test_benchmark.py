@@ -285,6 +285,12 @@ def test_float32_has_no_tf32():
     assert torch.backends.cudnn.allow_tf32 and torch.get_float32_matmul_precision() == "highest"
 
 
+def test_options_that_no_part_reads():
+    for part, option in (("heads", "peer"), ("pretraining", "peer"), ("fine_tuning", "against")):
+        with pytest.raises(ValueError, match=f"--{option} is not read in --parts {part}; pass one of inference, "):
+            benchmark.main(["--parts", part, f"--{option}", "there"])
+
+
 def test_options_of_a_device(monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     with pytest.raises(ValueError, match="--device cuda: torch cannot compute on it here"):

@@ -242,7 +242,7 @@ def test_softmax_rows_go_with_their_words(tmp_path, words, unused):
     assert_equal_arrays(read(back["softmax"]), softmax)
     assert options_back == options
     assert back["vocabulary"].read_text().split("\n") == [*words, ""]
-    with pytest.raises(FileExistsError, match="model is not empty; pass a new or an empty folder"):
+    with pytest.raises(FileExistsError, match="model is not empty; pass a new or an empty folder."):
         convert_arrays(tmp_path, arrays, options, **files)
 
 

@@ -64,7 +64,7 @@ def test_splits_that_are_refused(tmp_path):
         (
             "other",
             {"train_split": "train+test", "test_split": "none"},
-            r"--train_split train\+test: .*different columns",
+            r"train\+test: .*different columns",
         ),
     ):
         with pytest.raises(ValueError, match=shown):

@@ -533,7 +533,7 @@ def test_a_space_runs(tmp_path, monkeypatch, capsys, corpus):
     _, url, _ = names["demo"].launch(**names["LAUNCH_OPTIONS"], prevent_thread_lock=True, quiet=True)
     assert "ELMo explorer" in httpx.get(url).text
     names["demo"].close()
-    with pytest.raises(FileExistsError, match="is not empty; pass a new folder"):
+    with pytest.raises(FileExistsError, match="is not empty; pass a new or an empty folder"):
         explore.main([ENGLISH, "--space", str(folder)])
 
 
@@ -555,5 +555,10 @@ def test_a_space_of_models_on_the_hub(tmp_path, monkeypatch):
     assert head["models"] == ["user/elmo"]
     other = tmp_path / "copies" / "elmo-small-ko"
     other.mkdir(parents=True)
-    with pytest.raises(ValueError, match="Two models or texts have the same name: elmo-small-ko, elmo-small-ko"):
+    with pytest.raises(ValueError, match="Two models or texts have the name elmo-small-ko, "):
         explore.write_space(tmp_path / "other", [KOREAN, str(other)])
+    (tmp_path / "texts").mkdir()
+    for name in ("app.py", "README.md", "requirements.txt"):
+        (tmp_path / "texts" / name).write_text("We play .\n")
+        with pytest.raises(ValueError, match=f"{name}, or it is of a file of the Space. Rename one"):
+            explore.write_space(tmp_path / "other", [KOREAN], [str(tmp_path / "texts" / name)])

@@ -166,7 +166,6 @@ def test_clipping_is_torchs(max_norm, sparse):
 
 def test_clipping_gradients_that_are_empty_missing_or_no_numbers():
     model = Model(True)
-    assert clip_gradients(model.parameters(), 1.0) == 0
     model.put_gradients([], seed=0)
     model.linear.weight.grad.fill_(0.0)
     model.linear.bias.grad.fill_(0.0)
@@ -259,7 +258,7 @@ def test_schedules():
     assert factors(6, optim="adagrad", warmup_steps=4) == [0, 0.25, 0.5, 0.75, 1, 1, 1]
     with pytest.raises(ValueError, match="--decay_steps 2.5: pass a whole number, or a share"):
         OptimizationArguments(decay_steps=2.5)
-    with pytest.raises(ValueError, match="--decay_steps 7 is more than the 6 steps of the training"):
+    with pytest.raises(ValueError, match="--decay_steps 7 is more than the 6 steps of the training after those before"):
         factors(10, **stable, warmup_steps=4, decay_steps=7)
 
 

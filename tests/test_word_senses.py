@@ -62,6 +62,12 @@ def test_same_sense_equals_plain_loops():
         senses = [sense for each in instances if each.lemma[0] == lemma for sense in each.senses]
         first += max(map(senses.count, "abc"))
     assert found["first sense"] == pytest.approx(first / 60)
+    found = sense_module.same_sense(instances, vectors, {}, NAMES)
+    most = 0
+    for lemma in "xyz":
+        senses = [sense for each in instances[:60] if each.lemma[0] == lemma for sense in each.senses]
+        most += max(map(senses.count, "abc"))
+    assert found["most frequent sense"] == pytest.approx(most / 60) and "first sense" not in found
 
 
 def test_equally_near_uses_count_by_their_share():
@@ -239,7 +245,8 @@ def test_lemmas_that_only_the_test_text_has_are_told(tmp_path, capsys):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"train_file": "nowhere.data.xml"}, "nowhere.data.xml: pass X.data.xml .* X.gold.key.txt"),
+        ({"train_file": "nowhere.data.xml"}, "nowhere.data.xml: pass X.data.xml .* with nowhere.gold.key.txt in"),
+        ({"train_file": "nowhere.data.xml.gz"}, "nowhere.data.xml.gz: pass .* with nowhere.gold.key.txt.gz in"),
         ({"sense_inventory": str(SEMCOR / "test.gold.key.txt")}, "txt, line 1 is "),
         ({"output": "make.png"}, r"--output make\.png: .* \.json"),
         ({"lemma": "make"}, "--lemma make .* --output"),

@@ -98,7 +98,7 @@ def first_of(items: list[str], most: int = 20) -> list[str]:
 
 def check_empty(output_dir: Path):
     if output_dir.exists() and (not output_dir.is_dir() or any(output_dir.iterdir())):
-        raise FileExistsError(f"{output_dir} is not empty; pass a new or an empty folder as output_dir.")
+        raise FileExistsError(f"{output_dir} is not empty; pass a new or an empty folder.")
 
 
 @contextmanager

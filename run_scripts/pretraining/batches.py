@@ -405,13 +405,9 @@ class StreamWindows(CorpusBatches):
         lines_read.update(dict(counts))
         blocks = self._blocks(direction, min((epoch for epoch, *_ in positions), default=0))
         rows = [StreamRow(self.encoder, backward, blocks, lines_read) for _ in range(self.rows)]
-        found = self._find({(epoch, number) for epoch, number, *_ in positions if number >= 0}, blocks)
+        found = self._find({(epoch, number) for epoch, number, *_ in positions}, blocks)
         for row, (epoch, number, line, offset) in zip(rows, positions, strict=False):
-            if number >= 0:
-                block = found[epoch, number]
-                if offset and offset > len(words_of(block.sentences[line][1], self.encoder.split)):  # of release 1.0.0
-                    line, offset = line + 1, 0
-                row.go_to(block, line, offset)
+            row.go_to(found[epoch, number], line, offset)
         return rows
 
     def _find(self, numbers: set, blocks: Iterator[SentenceBlock]) -> dict[tuple, SentenceBlock]:

@@ -148,7 +148,8 @@ def _number_of_steps(name: str, arguments: OptimizationArguments, num_steps: int
     given: float = getattr(arguments, name)
     if given > num_steps:
         raise ValueError(
-            f"--{name} {given} is more than the {num_steps} steps of the training. Pass fewer, or a share below 1."
+            f"--{name} {given} is more than the {num_steps} steps of the training after those before. Pass fewer, or a "
+            "share below 1."
         )
     return int(given) if given >= 1 else math.ceil(num_steps * given)
 
@@ -211,8 +212,6 @@ def clip_gradients(parameters: Iterable[nn.Parameter], max_norm: float | None) -
     for parameter in with_gradients:  # rows that occur twice in a sparse gradient are added up
         parameter.grad = parameter.grad.coalesce() if parameter.grad.is_sparse else parameter.grad
     found = [parameter.grad for parameter in with_gradients if parameter.grad is not None]  # all have one
-    if not found:
-        return torch.zeros(())
     sharded = [gradient for gradient in found if is_sharded(gradient)]
     own = [gradient for gradient in found if not is_sharded(gradient)]
     gradients = [gradient.values() if gradient.is_sparse else gradient for gradient in own]

@@ -80,7 +80,7 @@ def embed_block(
     Args:
         states: what the block before left, `()` at first. Then the lines are one batch, whose rows continue its rows.
     """
-    if layers == "mixed":
+    if layers == "mixed" and states is None:
         batch_tokens = reproducible_batch_tokens(model, batch_tokens)
     tokens, inputs = encode_lines(lines, tokenizer)
     lengths = [len(each["input_ids"]) for each in inputs]

@@ -40,7 +40,8 @@ def read_annotated(path: Path) -> AnnotatedText:
     """Reads `X.data.xml` with the senses of `X.gold.key.txt`. Phrases such as `took_place` are split into words."""
     keys_path = path.with_name(path.name.replace(".data.xml", ".gold.key.txt"))
     if ".data.xml" not in path.name or not path.is_file() or not keys_path.is_file():
-        raise FileNotFoundError(f"{path}: pass X.data.xml (or X.data.xml.gz), with X.gold.key.txt in its folder.")
+        keys = keys_path.name if ".data.xml" in path.name else "X.gold.key.txt"
+        raise FileNotFoundError(f"{path}: pass X.data.xml or X.data.xml.gz, with {keys} in its folder.")
     rows = (line.split() for _, line in numbered_lines(keys_path))
     senses = {name: keys for name, *keys in filter(None, rows)}
     found = AnnotatedText([], [])
@@ -113,7 +114,8 @@ def same_sense(
     """How often the nearest use in another sentence has a sense of the use, by layer.
 
     Uses of one form are equally near in the token layer. Then the share of them that has a sense of the use counts.
-    `chance` is the same for a random other use. `first sense` is how often the use has the first sense of its lemma.
+    `chance` is the same for a random other use. `first sense` is how often the use has the first sense of its lemma in
+    the inventory; without one, its most frequent sense in these uses counts, as `most frequent sense`.
     """
     hits, chance, first, total, lemmas = np.zeros(len(names)), 0.0, 0, 0, 0
     for lemma, members in instances_by_lemma(instances).items():
@@ -134,7 +136,8 @@ def same_sense(
     if not total:
         raise ValueError("No lemma of --train_file has two senses in two sentences; pass more text.")
     shares = {name: float(value / total) for name, value in zip(names, hits, strict=True)}
-    return {"lemmas": lemmas, "instances": total, "chance": chance / total, "first sense": first / total, **shares}
+    always = "first sense" if inventory else "most frequent sense"
+    return {"lemmas": lemmas, "instances": total, "chance": chance / total, always: first / total, **shares}
 
 
 def senses_by_frequency(instances: Sequence[SenseInstance]) -> list[str]:
