@@ -114,13 +114,14 @@ class ELMoConfig(PreTrainedConfig):
     - forget_bias: added to the forget gate at run time, never stored in the bias.
     - always_project: whether words and LSTM outputs are projected even if the widths are equal (ELMoForManyLangs).
     - use_skip_connections: whether, from layer 2 on, the output adds the layer's input.
-    - dropout: dropout rate in pretraining, at the input of every LSTM layer and on the top output. Off if frozen.
+    - dropout: dropout rate in pretraining, at the input of every LSTM layer and on the top output. A frozen
+      biLM has none, but its top output in `ELMoForPreTraining` keeps it.
     - pad_token_id, bos_token_id, eos_token_id, unk_token_id: ids of `<PAD>`, `<S>`, `</S>`, `<UNK>`.
 
     Language model (`ELMoForPreTraining`):
 
     - softmax_type: `"full"`, `"sampled"` or `"adaptive"`.
-    - num_sampled: number of candidates of the sampled softmax, less than the number of words to predict.
+    - num_sampled: number of candidates of the sampled softmax, less than `vocab_size - 1`.
     - adaptive_cutoffs: ranks of words at which the clusters of the adaptive softmax end. Default: a sixteenth and a
       quarter of the words.
     - has_softmax: False for a checkpoint that was published without its softmax.
@@ -357,7 +358,7 @@ class ELMoConfig(PreTrainedConfig):
         _check(bool(self.char_cnn_filters), "char_cnn_filters", self.char_cnn_filters, "at least one [width, number]")
         for name in ("char_cnn_filters", "task_char_cnn_filters"):
             for item in getattr(self, name):
-                valid = isinstance(item, list) and len(item) == 2 and all(type(n) is int and n > 0 for n in item)
+                valid = isinstance(item, (list, tuple)) and [type(n) for n in item] == [int, int] and min(item) > 0
                 valid = valid and item[0] <= self.max_word_length
                 _check(valid, name, item, "pairs [width, number] of positive integers, widths up to `max_word_length`")
 
@@ -387,7 +388,7 @@ class ELMoConfig(PreTrainedConfig):
         _check(valid, "scalar_mix_mode", mode, f"'learned', 'average', 'top' or a layer number from 0 to {layers}")
         cutoffs, words = self.adaptive_cutoffs, self.vocab_size - 1  # without <PAD>
         if cutoffs is not None:
-            valid = bool(cutoffs) and all(isinstance(cut, int) for cut in cutoffs) and sorted({*cutoffs}) == cutoffs
+            valid = bool(cutoffs) and all(isinstance(cut, int) for cut in cutoffs) and sorted({*cutoffs}) == [*cutoffs]
             valid = valid and cutoffs[0] > 0 and cutoffs[-1] < words
             _check(valid, "adaptive_cutoffs", cutoffs, f"ascending integers between 0 and `vocab_size - 1` ({words})")
 

@@ -192,12 +192,12 @@ class ELMoTokenMixin:
         cache = self._usable_cache()
         if cache is None:
             return self.compute_words(words_UX)
-        words_UX = to_device(words_UX, cache.words.device)
+        shape, words_UX = words_UX.shape[:-1], to_device(words_UX, cache.words.device).flatten(0, -2)
         known_U, rows_U = cache.find(words_UX)
         vectors_UP = cache.vectors[rows_U]
         if not known_U.all():
             vectors_UP[~known_U] = self.compute_words(words_UX[~known_U]).to(vectors_UP)
-        return vectors_UP
+        return vectors_UP.unflatten(0, shape)
 
     def compute_words(self, words_UX: Tensor) -> Tensor:
         features = []

@@ -1,7 +1,7 @@
 """The interleaved highway LSTM of semantic role labeling (He et al. 2017, section 2), over packed sequences.
 
-Shape suffixes: N real tokens of a batch, time-major; S sequences, longest first; B batch; T time; D width of the input;
-H hidden size; G = 5 H gates in the order i, f, g (the candidate), o, t (the transform gate).
+Shape suffixes: N real tokens of a batch, time-major; S sequences, longest first; D width of the input; H
+hidden size; G = 5 H gates in the order i, f, g (the candidate), o, t (the transform gate).
 
 Tokens are packed step by step (`PackedTexts` in `elmo_head_layers.py`), so that nothing is computed for padding.
 """

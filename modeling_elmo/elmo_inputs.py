@@ -333,13 +333,10 @@ def check_floats(name: str, tensor: Tensor, expected: tuple):
 
 
 @torch.compiler.disable  # as `token_mask`
-def check_range(name: str, ids: Tensor, size: int, alternative: str = ""):
-    """Raises an error unless all ids are between 0 and `size - 1`. The message ends with the alternative."""
+def check_range(name: str, ids: Tensor, size: int, advice: str = "use the tokenizer that was saved with the model"):
+    """Raises an error unless all ids are between 0 and `size - 1`. The message ends with the advice."""
     if is_exporting():
         return
     low, high = ids.aminmax() if ids.numel() else (ids.new_zeros(()),) * 2
     if low < 0 or high >= size:
-        raise ValueError(
-            f"`{name}` has ids from {low} to {high}, but this model knows 0 to {size - 1}. Use the tokenizer that was "
-            f"saved with the model{', ' + alternative if alternative else ''}."
-        )
+        raise ValueError(f"`{name}` has ids from {low} to {high}, but this model knows 0 to {size - 1}; {advice}.")

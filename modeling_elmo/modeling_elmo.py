@@ -5,9 +5,9 @@ layers become one vector (`ScalarMix`); characters become token vectors (`ELMoCh
 and token vectors become layers (`ELMoLSTM` in `elmo_lstm.py`) in the model (`ELMoModel`); the training objective
 (`ELMoForPreTraining`). Task heads are in `modeling_elmo_heads.py`.
 
-Shape suffixes: B batch; T time; N real tokens of the batch; M pairs of neighboring tokens; C a chunk of tokens; U
-distinct words; X the ids of a word (`max_word_length` characters, after the word's id if the model has word vectors);
-P `projection_size`; E 2 * P; F features of a word; V words of the vocabulary; L LSTM layers; S sequences.
+Shape suffixes: B batch; T time; N real tokens of the batch; M pairs of neighboring tokens; U distinct words;
+X the ids of a word (`max_word_length` characters, after the word's id if the model has word vectors); P
+`projection_size`; E 2 * P; S sequences.
 """
 
 from dataclasses import dataclass
@@ -152,7 +152,7 @@ class ScalarMix(nn.Module):
                 f"ScalarMix received {len(hidden_states)} layers; pass all {self.num_layers} of `hidden_states`."
             )
         if attention_mask is None:
-            attention_mask = hidden_states[0].new_ones(hidden_states[0].shape[:2])
+            attention_mask = hidden_states[0].new_ones(hidden_states[0].shape[:-1])
         mask_BT = attention_mask.bool()
         layers = [self._normalize(layer, mask_BT) for layer in hidden_states] if self.layer_norm else hidden_states
         mixed = self.gamma * sum(weight * layer for weight, layer in zip(self.layer_weights(), layers, strict=True))
@@ -466,7 +466,7 @@ class ELMoForPreTraining(ELMoScoringMixin, ELMoPreTrainedModel):
         )
 
     def _losses(self, predictions: list[tuple[Tensor, Tensor]], num_items_in_batch, candidates) -> list[Tensor]:
-        """The mean of both directions' losses, which has the gradient, and each loss. Targets are on the CPU."""
+        """The mean of the directions' losses, which has the gradient, and each loss. Targets are on the CPU."""
         hidden, targets, scales = [], [], []
         for hidden_NP, targets_N in predictions:
             predicted_M = (targets_N != -100).nonzero()[:, 0]
@@ -474,11 +474,12 @@ class ELMoForPreTraining(ELMoScoringMixin, ELMoPreTrainedModel):
             rows_M = to_device(predicted_M, hidden_NP.device)
             hidden.append(F.dropout(hidden_NP, self.config.dropout, self.training)[rows_M])
             targets.append(targets_N[predicted_M])
-            scales.append(hidden_NP.new_ones(len(rows_M), dtype=torch.float32) / count)
-        scale_N = torch.cat(scales) / 2
+            dtype = torch.promote_types(hidden_NP.dtype, torch.float32)
+            scales.append(hidden_NP.new_ones(len(rows_M), dtype=dtype) / count)
+        scale_N = torch.cat(scales) / len(predictions)
         # One call for both directions: they share the softmax and the candidates of a sampled softmax.
         loss, losses_N = self.softmax(torch.cat(hidden), torch.cat(targets), scale_N, candidates)
-        own = (2 * scale_N * losses_N).split([len(scale) for scale in scales])
+        own = (len(predictions) * scale_N * losses_N).split([len(scale) for scale in scales])
         return [loss, *(losses.sum() for losses in own)]
 
     def _check_labels(self, labels, forward_targets, backward_targets, two_streams: bool):

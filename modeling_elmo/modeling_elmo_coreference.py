@@ -70,7 +70,6 @@ class ELMoForCoreferenceResolution(ELMoTaskModel):
         self.head_size = self.token_features.output_size if self.token_features else 0
         self.ranker = SpanRanker(config, state_size, self.head_size or state_size, self.task_dropout)
         self.post_init()
-        self._freeze_as_configured()
 
     @classmethod
     def network_name(cls, config: ELMoConfig) -> str:
@@ -153,7 +152,7 @@ class ELMoForCoreferenceResolution(ELMoTaskModel):
         if genre_ids is None:
             raise ValueError(f"This model knows {self.config.num_genres} genres: pass `genre_ids` of shape ().")
         check_ids("genre_ids", genre_ids, ())
-        check_range("genre_ids", genre_ids, self.config.num_genres, "or pass num_genres=...")
+        check_range("genre_ids", genre_ids, self.config.num_genres, "load it with num_genres=...")
         return genre_ids.long()
 
 

@@ -83,7 +83,6 @@ class ELMoForSemanticRoleLabeling(ELMoTaskModel):
         self.classifier = nn.Linear(size, config.num_labels)
         self.predicate_classifier = nn.Linear(predicate_size, 1)
         self.post_init()
-        self._freeze_as_configured()
 
     @torch.no_grad()
     def _init_weights(self, module: nn.Module):
@@ -200,7 +199,7 @@ class ELMoForSemanticRoleLabeling(ELMoTaskModel):
         check_ids("labels", labels, tuple(words_BT.shape))
         labels = labels.long()  # an unsigned type has no -100
         known_BT = labels != UNKNOWN
-        check_range("labels", labels[known_BT], self.num_labels, "or pass num_labels=...")
+        check_range("labels", labels[known_BT], self.num_labels, "load it with num_labels=...")
         _refuse(known_BT & ~words_BT, "`labels` has a label where there is no word", "Pass -100 there.")
         unmarked_BT = known_BT & ~marks_BT.any(1, keepdim=True)
         advice = "Pass `token_type_ids` with 1 at the predicate's first word, or -100 for all labels of the row."

@@ -156,10 +156,32 @@ def test_assignment_is_checked_too():
     config.num_hidden_layers = 0
     with pytest.raises(ValueError, match="`num_hidden_layers` is 0"):
         modeling_elmo.ELMoModel(config)
+    config = ELMoConfig.from_preset("tiny")
+    config.tie_word_embeddings = True
+    with pytest.raises(ValueError, match="`tie_word_embeddings` is True"):
+        modeling_elmo.ELMoForPreTraining(config)
     with pytest.raises(StrictDataclassError):
         config.dropout = "high"
     with pytest.raises(ValueError, match="`hidden_size` is 100"):
         config.hidden_size = 100
+
+
+def test_options_of_from_pretrained_are_checked_and_kept(tmp_path):
+    """transformers assigns them to the configuration after it was checked."""
+    config = ELMoConfig.from_preset("tiny", vocab_size=20)
+    modeling_elmo.ELMoModel(config).save_pretrained(tmp_path)
+    for value in (7, "avg"):
+        with pytest.raises(ValueError, match=f"`scalar_mix_mode` is {value!r}; pass 'learned', "):
+            modeling_elmo.ELMoModel.from_pretrained(tmp_path, scalar_mix_mode=value)
+    filters = {"task_char_cnn_filters": ((3, 12),), "char_cnn_filters": tuple(map(tuple, config.char_cnn_filters))}
+    cutoffs = {"softmax_type": "adaptive", "adaptive_cutoffs": (4,)}
+    model = modeling_elmo.ELMoForTokenClassification.from_pretrained(tmp_path, **filters, num_labels=3)
+    softmax = modeling_elmo.ELMoForPreTraining.from_pretrained(tmp_path, **cutoffs)
+    for each in (model, softmax):
+        each.save_pretrained(tmp_path / "saved")
+        saved = ELMoConfig.from_pretrained(tmp_path / "saved")
+        assert (saved.task_char_cnn_filters == [[3, 12]]) == (each is model)
+        assert (saved.adaptive_cutoffs == [4]) == (each is softmax)
 
 
 def test_every_field_is_read_somewhere():

@@ -321,6 +321,10 @@ def test_export_refuses_what_the_format_does_not_support(tmp_path):
     message = "an alphabet of 6000 .* and word vectors of width 5 and projections from 8 to 16 and a forget bias of 0.5"
     with pytest.raises(ValueError, match=message):
         round_trip(tmp_path / "model", tmp_path)
+    options = {"always_project": True, "lstm_hidden_size": 16}
+    ELMoModel(ELMoConfig.from_preset("tiny", **options)).save_pretrained(tmp_path / "projected")
+    with pytest.raises(ValueError, match="does not support projections between equal sizes"):
+        round_trip(tmp_path / "projected", tmp_path)
 
 
 def test_export_of_a_changed_configuration(converted, tmp_path):

@@ -58,17 +58,19 @@ def test_there_and_back_with_softmax_and_vocabulary(tmp_path, monkeypatch, capsy
         (["--to_original", "model", *ALLENNLP, "--output_dir", "x"], "Pass --output_dir"),
         (["--to_original", str(SHIPPED), "--weights", "w.hdf5"], "--weights and --options: pass both."),
         (["--to_original", str(SHIPPED), "--weights", "x", "--options", "x"], "x exists, or is named twice; pass"),
-        (["--weights", "encoder.pkl", "--output_dir", "x"], "encoder.pkl is a single file; pass"),
+        (["--weights", "w.hdf5", "--output_dir", "x"], "w.hdf5 is a single file; pass"),
+        (["--weights", "encoder.pkl", "--output_dir", "x"], "has no config.json that names an architecture; pass it"),
         (["--to_original", str(SHIPPED), "--weights", "x", "--step", "4"], "--step 4 has no effect with --to_original"),
         (["--to_original", str(SHIPPED), "--weights", "x", "--language", "en"], "--language .* has no effect with"),
     ],
 )
 def test_options_that_cannot_be_combined(arguments, message, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    Path("encoder.pkl").touch()
-    with pytest.raises((ValueError, FileExistsError), match=message):
+    for name in ("encoder.pkl", "w.hdf5"):
+        Path(name).touch()
+    with pytest.raises((ValueError, FileExistsError, FileNotFoundError), match=message):
         main(arguments)
-    assert [path.name for path in tmp_path.iterdir()] == ["encoder.pkl"]
+    assert {path.name for path in tmp_path.iterdir()} == {"encoder.pkl", "w.hdf5"}
 
 
 @pytest.mark.parametrize("kind", ["characters", "words"])
@@ -94,6 +96,14 @@ def test_hdf5_weights_are_recognized(tmp_path, capsys):
     assert f"{folder}: HDF5 weights of bilm-tf or AllenNLP\n" in capsys.readouterr().out
     tokenizer = ELMoTokenizer.from_pretrained(tmp_path / "model")
     assert tokenizer.pre_tokenization == "whitespace" and len(tokenizer) == 33
+
+
+def test_a_file_of_a_folder_is_told(tmp_path):
+    source = FIXTURES / "bilm_tf_checkpoint" / "words"
+    for name in ("model.ckpt-180.index", "model.ckpt-180.data-00000-of-00001"):
+        with pytest.raises(ValueError, match=f"{name} is one file; pass the folder of the checkpoint, and --step"):
+            main(["--weights", str(source / name), "--output_dir", str(tmp_path / "model")])
+    assert not (tmp_path / "model").exists()
 
 
 def test_folders_of_no_format_are_refused(tmp_path):

@@ -153,6 +153,12 @@ def test_known_words_are_looked_up_and_others_computed(width, monkeypatch):
     assert counts == [len(WORDS) - 4]  # the cache also has the markers
     vectors(model, tokenizer, WORDS[:4])
     assert counts == [len(WORDS) - 4]
+    inputs = tokenizer(WORDS, is_split_into_words=True, return_tensors="pt")
+    rows = model.word_ids(inputs["character_ids"], inputs["input_ids"])
+    with torch.no_grad():
+        assert torch.equal(model.encode_words(rows)[0], model.encode_words(rows[0]))
+    counts.clear()
+    counts.append(len(WORDS) - 4)
     assert not any("vocabulary_cache" in name for name in model.state_dict())
     encoding = tokenizer(WORDS[:4], is_split_into_words=True, return_tensors="pt")
     model(**encoding).last_hidden_state.sum().backward()  # gradients pass through the characters

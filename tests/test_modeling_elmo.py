@@ -261,6 +261,10 @@ def test_scalar_mix_is_equation_1(mode, norm):
     penalty = 0.1 * weights.square().sum() if mode == "learned" else torch.tensor(0.0)
     torch.testing.assert_close(mix.penalty(), penalty)
     assert mix(tuple(layers[:, :, :2]), torch.ones(2, 2)).isfinite().all()  # nothing but markers
+    if norm != "bilm":  # which finds the markers by the rows
+        whole = mix(tuple(layers), torch.ones(2, 5))
+        torch.testing.assert_close(mix(tuple(layers)), whole)
+        torch.testing.assert_close(mix(tuple(layers.flatten(1, 2))), whole.flatten(0, 1))
     fails("received 2 layers; pass all 3", mix, tuple(layers[:2]))
 
 

@@ -72,6 +72,9 @@ def test_training_has_the_gradients_of_the_forward_direction(folder):
     ):
         torch.testing.assert_close(mine.grad, theirs.grad, msg=name)
     assert all(parameter.grad is None for parameter in causal.elmo.backward_lstm.parameters())
+    new = ELMoForCausalLM(causal.config)
+    frozen = {name for name, parameter in new.named_parameters() if not parameter.requires_grad}
+    assert frozen == {name for name in new.state_dict() if "backward_lstm" in name}
     assert causal(**inputs).logits.requires_grad  # for losses of one's own
 
 
@@ -90,6 +93,18 @@ def test_trainer_takes_it(folder, tmp_path):
         assert evaluated == pytest.approx(float(model.eval()(**inputs, labels=labels).loss), rel=1e-4)
     changed = {name for name, parameter in model.named_parameters() if not torch.equal(parameter, before[name])}
     assert any("forward_lstm" in name for name in changed) and not any("backward_lstm" in name for name in changed)
+
+
+def test_losses_of_float64_are_exact(folder):
+    inputs, labels = batch_of(folder)
+    with torch.no_grad():
+        for cls in (ELMoForCausalLM, ELMoForPreTraining):
+            model = cls.from_pretrained(folder, dtype=torch.float64)
+            scores = model.score(**inputs)
+            count = (labels[:, 1:] != -100).sum()
+            ways = [-log_probs.sum() / count for log_probs in (scores.forward_log_probs, scores.backward_log_probs)]
+            expected = ways[0] if cls is ELMoForCausalLM else sum(ways) / 2
+            assert model(**inputs, labels=labels).loss.item() == pytest.approx(expected.item(), rel=1e-12)
 
 
 def test_what_it_cannot_do(folder, tmp_path):

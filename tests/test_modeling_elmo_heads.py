@@ -143,5 +143,7 @@ def test_errors_of_readers():
         fails(f"`start_positions` is {wrong} in row 0", model, **batch, **positions)
     column = {"start_positions": places[:, None], "end_positions": places}
     fails(r"`start_positions` has shape \(2, 1\); pass shape \(2\)", model, **batch, **column)
+    types = batch["token_type_ids"]
+    fails("`token_type_ids` has values from 0 to 2", model, **{**batch, "token_type_ids": 2 * types})
     del batch["token_type_ids"]
     fails(r"pass the `token_type_ids`", model, **batch)

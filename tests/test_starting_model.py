@@ -58,7 +58,7 @@ def test_sizes_and_overrides_of_a_new_model(tmp_path):
     assert (config.vocab_size, config.num_hidden_layers, config.lstm_hidden_size) == (120, 1, 12)
     assert (config.softmax_type, config.num_sampled, config.max_word_length) == ("sampled", 20, 12)
     assert config.cell_clip is None
-    words, _ = read_vocabulary(tmp_path / "run" / "vocab.txt")
+    words = read_vocabulary(tmp_path / "run" / "vocab.txt")
     assert words == tokenizer.convert_ids_to_tokens(range(120))
     counts = {word: sum(line.split().count(word) for line in LINES[:60]) for word in words[4:]}
     assert list(counts.values()) == sorted(counts.values(), reverse=True)

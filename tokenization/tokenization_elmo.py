@@ -500,7 +500,7 @@ class ELMoTokenizer(TokenizersBackend):
         A tokenizer with the same options and the most frequent words of raw texts, or of batches of raw texts.
 
         Args:
-            vocab_size: size of the vocabulary, including the special words.
+            vocab_size: number of special and frequent words. Added tokens and `new_special_tokens` come on top.
             length: ignored; the stock signature has it for a progress bar.
             new_special_tokens: special words with the last ids.
             special_tokens_map: must be empty: the special words have fixed names.
@@ -565,9 +565,9 @@ def _load_backend(vocab, tokenizer_file, vocab_file) -> Tokenizer:
         _check_ids(vocab, "`vocab`")
         words = sorted(vocab, key=vocab.__getitem__)
     elif vocab is not None:
-        words, _ = order_vocabulary(list(vocab), "`vocab`")
+        words = order_vocabulary(list(vocab), "`vocab`")
     elif vocab_file is not None:
-        words, _ = read_vocabulary(vocab_file)
+        words = read_vocabulary(vocab_file)
     else:
         words = list(SPECIAL_WORDS)
     backend = Tokenizer(_word_model(words))

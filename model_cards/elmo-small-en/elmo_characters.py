@@ -294,15 +294,11 @@ def check_strings(words: Sequence) -> None:
             raise TypeError(f"Words must be strings, got {type(word).__name__}: {repr(word)[:60]}.")
 
 
-def read_vocabulary(path: str | PathLike) -> tuple[list[str], list[int]]:
-    """Reads a vocabulary with one word per line, and moves the special words to the front.
+def read_vocabulary(path: str | PathLike) -> list[str]:
+    """The words of a vocabulary with one word per line, in the order of their ids.
 
-    The special words may be on any line. `<PAD>` is added if missing; `!!!MAXTERMID` and blank lines are skipped.
-
-    Returns:
-        The words in the order of their ids, and the line number (from 0) of each word,
-        -1 for an added one. A softmax `old` with one row per line becomes `new[i] = old[line_numbers[i]]`, with zeros
-        where `line_numbers[i]` is -1.
+    The special words may be on any line, and come first. `<PAD>` is added if missing; `!!!MAXTERMID` and blank lines
+    are skipped.
     """
     return order_vocabulary(vocabulary_lines(path), str(path))
 
@@ -315,7 +311,7 @@ def vocabulary_lines(path: str | PathLike) -> list[str]:
             raise ValueError(f"{path} is not UTF-8 text: {error}. Convert the vocabulary to UTF-8.") from error
 
 
-def order_vocabulary(lines: Sequence[str], source: str = "the vocabulary") -> tuple[list[str], list[int]]:
+def order_vocabulary(lines: Sequence[str], source: str = "the vocabulary") -> list[str]:
     """`read_vocabulary` for words that are in memory; `source` names them in errors."""
     check_strings(lines)
     line_of_word: dict[str, int] = {}
@@ -326,13 +322,11 @@ def order_vocabulary(lines: Sequence[str], source: str = "the vocabulary") -> tu
     missing = [word for word in (BOS_WORD, EOS_WORD, UNK_WORD) if word not in line_of_word]
     if missing:
         raise ValueError(f"{source} lacks {', '.join(missing)}; add a line for each.")
-    special_rows = [line_of_word.pop(word, -1) for word in SPECIAL_WORDS]
-    for no_word in (MAX_TERM_WORD, ""):
-        line_of_word.pop(no_word, None)
-    if len(line_of_word) > 1 and all(len(word.split()) > 1 for word in line_of_word):
-        word, number = next(iter(line_of_word.items()))
-        raise ValueError(f"All words of {source} have spaces, first {word!r:.80} (line {number + 1}); omit counts.")
-    return [*SPECIAL_WORDS, *line_of_word], [*special_rows, *line_of_word.values()]
+    others = [word for word in line_of_word if word not in (*SPECIAL_WORDS, MAX_TERM_WORD, "")]
+    if len(others) > 1 and all(len(word.split()) > 1 for word in others):
+        number = line_of_word[others[0]] + 1
+        raise ValueError(f"All words of {source} have spaces, first {others[0]!r:.80} (line {number}); omit counts.")
+    return [*SPECIAL_WORDS, *others]
 
 
 def most_frequent_words(counts: Mapping[str, int], vocab_size: int | None = None, min_frequency: int = 1) -> list[str]:

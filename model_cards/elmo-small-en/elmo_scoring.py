@@ -167,6 +167,7 @@ def neighbor_tokens(direction: int, batch: TokenBatch) -> tuple[Tensor, Tensor]:
 
 
 def check_targets(name: str, targets_M: Tensor, config: ELMoConfig):
-    check_range(name, targets_M, config.vocab_size, "or call `resize_token_embeddings(len(tokenizer))`")
+    advice = "use the tokenizer that was saved with the model, or call `resize_token_embeddings(len(tokenizer))`"
+    check_range(name, targets_M, config.vocab_size, advice)
     if (targets_M == config.pad_token_id).any():
         raise ValueError(f"`{name}` has <PAD> at a word, which is never predicted; pass -100 where nothing is.")

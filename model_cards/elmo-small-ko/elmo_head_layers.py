@@ -310,7 +310,7 @@ class VariationalDropout(nn.Module):
 class TaskRNN(nn.Module):
     """A biRNN over packed texts, with variational dropout between its layers.
 
-    `torch.nn` defines it; `elmo_head_layers.py` computes it on CPU.
+    `torch.nn` defines it; `read_both_ways` computes it on CPU.
 
     Args:
         hidden_size: width of one direction. `output_size` is twice this.

@@ -1,6 +1,7 @@
 """The forward direction of a biLM as a causal language model, for clients that measure surprisal.
 
-Shape suffixes: N real tokens of the batch, row after row; M predictions; V words of the vocabulary.
+Shape suffixes: B rows; T time; N real tokens of the batch, row after row; M some of them; P projection; S rows in the
+order of packing; U different words.
 """
 
 from typing import Any
@@ -10,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from transformers.modeling_outputs import CausalLMOutput
 
-from .elmo_inputs import on_host, pad, returns_output, starting_states, to_device
+from .elmo_inputs import on_host, pad, returns_output, starting_states
 from .elmo_softmax import CHUNK_LOGITS
 from .modeling_elmo import ELMoForPreTraining, shifted_targets
 
@@ -64,15 +65,13 @@ class ELMoForCausalLM(ELMoForPreTraining):
         packed = [state[:, :, 0][rows_S].transpose(0, 1) for state in states]
         run = self.elmo.forward_lstm(batch.words_UP, batch.index_N[order_N], batch.packing.batch_sizes, *packed)
         outputs = [torch.empty_like(output_NP).index_copy(0, order_N, output_NP) for output_NP in run[0]]
-        top_NP, loss, logits = F.dropout(outputs[-1], self.config.dropout, self.training), None, None
+        loss = logits = None
         if labels is not None:
-            targets_N = shifted_targets(labels, 0, batch, self.config)
-            rows_M = (targets_N != -100).nonzero()[:, 0]
-            count = max(1, len(rows_M)) if num_items_in_batch is None else num_items_in_batch
-            scale_M = top_NP.new_ones(len(rows_M), dtype=torch.float32) / count
-            loss = self.softmax(top_NP[to_device(rows_M, top_NP.device)], targets_N[rows_M], scale_M)[0]
+            predictions = [(outputs[-1], shifted_targets(labels, 0, batch, self.config))]
+            loss, _ = self._losses(predictions, num_items_in_batch, candidates=None)
         if labels is None or not self.training:
             first = max(0, batch.mask_BT.shape[1] - logits_to_keep) if logits_to_keep else 0
+            top_NP = F.dropout(outputs[-1], self.config.dropout, self.training)
             kept_NP = top_NP[batch.packing.positions_N % batch.mask_BT.shape[1] >= first]
             some = kept_NP.split(max(1, CHUNK_LOGITS // self.config.vocab_size))
             logits = pad(torch.cat([self.softmax(each_MP) for each_MP in some]), batch.mask_BT[:, first:])

@@ -131,6 +131,17 @@ def row_numbers(mask_BT: Tensor) -> Tensor:
     return unpad(torch.arange(mask_BT.shape[0], device=mask_BT.device)[:, None].expand_as(mask_BT), mask_BT)
 
 
+def is_second(token_type_ids: Tensor, mask_BT: Tensor) -> Tensor:
+    """`(batch, time)`: which tokens are of the second text, after a check that no token is of a third."""
+    types_BT = token_type_ids.masked_fill(~mask_BT, 0)
+    if ((types_BT != 0) & (types_BT != 1)).any():
+        raise ValueError(
+            f"`token_type_ids` has values from {types_BT.min()} to {types_BT.max()}; pass 0 at the first text and 1 at "
+            "the second."
+        )
+    return types_BT == 1
+
+
 def reads_batch(forward: Callable[..., Any]) -> Callable[..., Any]:
     """`returns_output` for the `forward` of a head, whose inputs and labels may be on the CPU, as the biLM's may."""
 
@@ -361,7 +372,6 @@ class ELMoForTokenClassification(ELMoTaskModel):
             size = self.encoder.output_size + self.output_elmo_size
         self.classifier = nn.Linear(size, config.num_labels)
         self.post_init()
-        self._freeze_as_configured()
 
     @reads_batch
     def forward(
@@ -393,7 +403,7 @@ class ELMoForTokenClassification(ELMoTaskModel):
         if labels is not None:
             check_ids("labels", labels, tuple(logits.shape[:2]))
             labels = labels.long()
-            check_range("labels", labels[labels != UNKNOWN], self.num_labels, "or pass num_labels=...")
+            check_range("labels", labels[labels != UNKNOWN], self.num_labels, "load it with num_labels=...")
         else:
             self._warn_without_labels(None if self.crf is None else "the CRF")
         if self.crf is None:
@@ -454,7 +464,6 @@ class ELMoForSequenceClassification(ELMoTaskModel):
             sizes = (self.input_size, self.task_hidden_size, config.num_labels, self.task_dropout)
             self.classifier = network_class(*sizes, output_elmo_size=self.output_elmo_size)
         self.post_init()
-        self._freeze_as_configured()
 
     @classmethod
     def network_name(cls, config: ELMoConfig) -> str:
@@ -504,7 +513,8 @@ class ELMoForSequenceClassification(ELMoTaskModel):
         if kind == "single_label_classification" or kind is None and is_row and self.num_labels > 1:
             check_ids("labels", labels, (len(logits),))
             labels = labels.long()
-            check_range("labels", labels[labels != UNKNOWN], self.num_labels, "or remove rows without a label (-1)")
+            advice = "load it with num_labels=..., or remove rows without a label (-1)"
+            check_range("labels", labels[labels != UNKNOWN], self.num_labels, advice)
             count = (labels != UNKNOWN).sum().clamp(min=1)
             return self.loss_function(labels, logits, self.config, num_items_in_batch=count) + self.penalty()
         check_shape("labels", labels, (len(logits),) if is_row and self.num_labels == 1 else tuple(logits.shape))
@@ -516,13 +526,7 @@ class ELMoForSequenceClassification(ELMoTaskModel):
 
         If all rows have a single text, each is there once.
         """
-        types_BT = torch.zeros_like(mask_BT) if token_type_ids is None else token_type_ids.masked_fill(~mask_BT, 0)
-        if (types_BT > 1).any() or (types_BT < 0).any():
-            raise ValueError(
-                f"`token_type_ids` has values from {types_BT.min()} to {types_BT.max()}; pass 0 at the first text and "
-                "1 at the second."
-            )
-        second_BT = types_BT == 1
+        second_BT = torch.zeros_like(mask_BT) if token_type_ids is None else is_second(token_type_ids, mask_BT)
         single_B = ~second_BT.any(1) | (second_BT | ~mask_BT).all(1)
         alone_B = single_B & mask_BT.any(1)  # a row of padding has no text
         if alone_B.any() and self.config.classifier == "esim":
@@ -560,7 +564,6 @@ class ELMoForQuestionAnswering(ELMoTaskModel):
         else:
             self.reader = SpanReader(self.input_size, self.task_hidden_size, self.task_dropout, self.output_elmo_size)
         self.post_init()
-        self._freeze_as_configured()
 
     @reads_batch
     def forward(
@@ -590,11 +593,12 @@ class ELMoForQuestionAnswering(ELMoTaskModel):
                 "A row has a question and a context: pass the `token_type_ids` of tokenizer(question, context)."
             )
         words_BT = word_mask(self.config, inputs.mask_BT, input_ids, inputs_embeds)
-        context_BT, first_BT = words_BT & (token_type_ids == 1), inputs.mask_BT & (inputs.mask_BT.cumsum(1) == 1)
+        second_BT = is_second(token_type_ids, inputs.mask_BT)
+        context_BT, first_BT = words_BT & second_BT, inputs.mask_BT & (inputs.mask_BT.cumsum(1) == 1)
         if self.is_linear:
             start_BT, end_BT = pad(self.qa_outputs(inputs.tokens_ND), inputs.mask_BT).unbind(-1)
         else:
-            masks = words_BT & (token_type_ids == 0), context_BT
+            masks = words_BT & ~second_BT, context_BT
             questions, contexts = (PackedTexts(each_BT, inputs.mask_BT) for each_BT in masks)
             *scores, none_B = self.reader(inputs.tokens_ND, questions, contexts, inputs.output_NE)
             found = (pad(contexts.unpack(each_M, len(inputs.tokens_ND)), inputs.mask_BT) for each_M in scores)

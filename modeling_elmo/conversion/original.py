@@ -293,10 +293,12 @@ def _table_for(has_characters: bool) -> formats.OptionTable:
 
 def check_expressible(config: ELMoConfig):
     word_vectors, characters, cell = config.word_embedding_size, config.char_vocab_size, config.lstm_hidden_size
+    is_projected = config.always_project and config.projection_size in (cell, config.num_features)
     obstacles = {
         f"an alphabet of {characters} characters": characters not in (0, 262, 263),
         f"word vectors of width {word_vectors}": word_vectors != (0 if characters else config.projection_size),
         f"projections from {cell} to {config.projection_size}": config.projection_size > cell,
+        "projections between equal sizes": is_projected,
         f"a forget bias of {config.forget_bias}": config.forget_bias != 1,
     }
     if found := [obstacle for obstacle, is_present in obstacles.items() if is_present]:

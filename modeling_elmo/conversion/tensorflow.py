@@ -132,6 +132,8 @@ def original_name(variable: str) -> str:
 
 def find_prefix(place: Path, step: int | None) -> Path:
     """The checkpoint of a step, or the one that the file `checkpoint` names, or the only one, without suffixes."""
+    if not place.is_dir():
+        raise ValueError(f"{place} is one file; pass the folder of the checkpoint, and --step if it has several.")
     found = sorted({Path(SUFFIX.sub("", str(path))) for path in files.files_in(place) if SUFFIX.search(path.name)})
     chosen, wanted = found, "to choose from, without a file `checkpoint`"
     if step is not None:

@@ -156,7 +156,7 @@ def make_starting_model(
     if arguments.vocabulary_size is not None:
         on_main_process(accelerator, partial(count, tokenizer.splitter.words, tokenizer.word_table.spelling))
     if arguments.vocabulary != "keep":
-        words, _ = read_vocabulary(path)
+        words = read_vocabulary(path)
         tokenizer = change_vocabulary(model, tokenizer, words, keep_all=arguments.vocabulary == "extend")
         if arguments.vocabulary_size is not None:  # with the old words, if they were kept
             words = list(tokenizer.convert_ids_to_tokens(range(len(tokenizer))))
