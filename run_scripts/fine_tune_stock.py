@@ -64,6 +64,8 @@ def main(arguments: list[str] | None = None) -> dict[str, float]:
     data = read_data(options)
     labels = sorted({tag for tags in data["train"]["tags"] for tag in tags} | {"O"})
     label_ids = {label: number for number, label in enumerate(labels)}
+    if unknown := {tag for tags in data["validation"]["tags"] for tag in tags} - {*labels}:
+        raise ValueError(f"The training data has no {min(unknown)!r}; pass more, or correct the validation data.")
 
     # A frozen biLM, the learned mix of its layers, and the paper's new network: biLSTMs and a CRF.
     tokenizer = AutoTokenizer.from_pretrained(options.model_name_or_path, trust_remote_code=True)
@@ -78,7 +80,7 @@ def main(arguments: list[str] | None = None) -> dict[str, float]:
         encoding = tokenizer(batch["tokens"], is_split_into_words=True)
         rows = [encoding.word_ids(row) for row in range(len(batch["tokens"]))]
         labels = [
-            [IGNORED if word is None else label_ids.get(tags[word], label_ids["O"]) for word in words]
+            [IGNORED if word is None else label_ids[tags[word]] for word in words]
             for words, tags in zip(rows, batch["tags"], strict=True)
         ]
         return {**encoding, "labels": labels}

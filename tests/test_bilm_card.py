@@ -26,7 +26,6 @@ except ImportError:
     figure = None
 
 CARDS = Path(__file__).parent / "fixtures" / "cards"
-SHARES = ("elmo@0.1", "baseline@0.1")
 PROTOCOL = "each sentence on its own from a zero state"
 
 
@@ -106,17 +105,8 @@ SENSES = {
 }
 
 
-def record(arm: str, seed: int, f1: float) -> dict:
-    return {"task": "ner", "arm": arm, "seed": seed, "metric": "f1", "metrics": {"test": {"f1": f1}}}
-
-
 def trained_further(folder: Path) -> str:
-    """On the frozen biLM: one record with a baseline, whose validation data selected the epoch, and all findings."""
-    runs = [record("baseline", 1, 0.5), record("baseline", 2, 0.7), record("elmo", 1, 0.8), record("elmo", 2, 0.8)]
-    settings = {"load_best_model_at_end": True, "word_vectors": "glove_100d.txt"}
-    chosen = [each | {"settings": settings, "metrics": {"validation": each["metrics"]["test"]}} for each in runs]
-    for name, records in (("wnut17_entities", runs), ("wnut17_chosen", chosen)):
-        write_result(folder, name, {"records": records})
+    """All findings, beside results of other tools."""
     for number, other in enumerate(({"records": [1, 2]}, {"records": 3}, [4], {"records": [{"arm": "a"}]})):
         write_result(folder, f"of_another_tool_{number}", other)
     write_result(folder, "nearest_neighbors_play", {"word": "play", "layer": "top", "queries": [], "uses": 12})
@@ -133,10 +123,6 @@ def trained_further(folder: Path) -> str:
 def word_level(folder: Path) -> str:
     """A sampled softmax, without evaluations; results under other conditions."""
     write_result(folder, "card", {"language": ["ko", "en"]})
-    records = [record(arm, 1, 0.5) | {"settings": {"head": "linear", "freeze_bilm": False}} for arm in SHARES]
-    write_result(folder, "data", {"records": records})
-    errors = record("elmo", 1, 0) | {"metric": "mse", "metrics": {"dev": {"mse": 0.5}}}
-    write_result(folder, "losses", {"records": [errors]})
     wrong = {name: value for name, value in SENSES["disambiguation"].items() if name != "first sense"}
     write_result(folder, "senses", SENSES | {"disambiguation": wrong})
     scores = {"most frequent tag": {"accuracy": 0.5}, "biLSTM 1": {"accuracy": 0.925}}

@@ -197,6 +197,8 @@ def test_a_single_model_stays_when_the_experiment_gets_more(place, tmp_path, tra
         tmp_path / "elmo" / "seed-43" / "model.safetensors",
     }
     assert train(place, tmp_path, **SHORT, seed=43) == records[1:] and len(trainers) == 2
+    (third,) = train(place, tmp_path, **SHORT, seed=44)  # as the folds of a plan with one arm
+    assert read_records(tmp_path)[1] == [third, *records]
 
 
 def test_tables_are_written_after_each_seed(finished, place, tmp_path, monkeypatch):
@@ -454,10 +456,10 @@ def test_an_ensemble_is_the_mean_of_probabilities(finished, place, tmp_path):
     assert expected not in single  # else the mean could be missing
 
 
-@pytest.mark.parametrize("name", ["compare_baseline", "push_to_hub"])
-def test_an_ensemble_only_averages(name, finished, place, tmp_path):
+@pytest.mark.parametrize("name, value", [("compare_baseline", True), ("push_to_hub", True), ("seeds", 2)])
+def test_an_ensemble_only_averages(name, value, finished, place, tmp_path):
     with pytest.raises(ValueError, match=f"--ensemble .* leave out --{name}"):
-        train(place, tmp_path, ensemble=[finished / MEMBERS[1]], **{name: True})
+        train(place, tmp_path, ensemble=[finished / MEMBERS[1]], **{name: value})
 
 
 def test_members_are_different_models_with_the_labels_of_the_data(finished, place, tmp_path):

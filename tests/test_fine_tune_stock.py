@@ -1,5 +1,6 @@
 """The script to copy learns the tags of the fixtures, and stock classes read its folder."""
 
+import pytest
 import torch
 from datasets import ClassLabel, Dataset, DatasetDict, Features, Sequence, Value
 from pretraining_worker import arguments_of
@@ -34,6 +35,17 @@ def test_the_folder_has_the_scores_that_are_returned(tmp_path):
     scores = tagging_scores(predicted, [tags for _, tags in gold])
     assert {name: found[f"eval_{name}"] for name in ("precision", "recall", "f1")}.items() <= scores.items()
     assert 0.3 < scores["f1"] < 1
+
+
+def test_a_tag_without_training_data_is_refused(tmp_path):
+    bilm(tmp_path / "bilm")
+    files = capitals(tmp_path)
+    with files["validation_file"].open("a", encoding="utf-8") as file:
+        file.write("Bonn\tB-CITY\n\n")
+    options = {name: files[name] for name in ("train_file", "validation_file")}
+    options |= {"model_name_or_path": tmp_path / "bilm", "output_dir": tmp_path / "run", **OPTIONS}
+    with pytest.raises(ValueError, match="The training data has no 'B-CITY'; pass more"):
+        fine_tune_stock.main(arguments_of(options))
 
 
 def test_a_data_set(tmp_path, monkeypatch):

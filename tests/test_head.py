@@ -166,6 +166,21 @@ def test_overrides_that_are_refused(overrides, message, folder, task):
         model_of(task, head(folder, config_overrides=overrides))
 
 
+def test_fields_of_another_head_are_not_inherited(folder, task, tmp_path):
+    """They would be in no setting of the record, and a baseline of this network would count as one of the other."""
+    model = ELMoForPreTraining.from_pretrained(folder)
+    model.config.update(
+        {"task_dropout": 0.9, "max_span_width": 3, "classifier": "esim", "scalar_mix_layer_norm": "token"}
+    )
+    for part in (model, ELMoTokenizer.from_pretrained(folder)):
+        part.save_pretrained(tmp_path)
+    config, _ = model_of(task, head(tmp_path))[0].config, None
+    assert (config.task_dropout, config.max_span_width, config.classifier) == (0.1, 10, "bcn")
+    assert config.scalar_mix_layer_norm == "token"  # of the biLM
+    plain = model_of(task, head(tmp_path, config_overrides="{}"))[0].config
+    assert plain.task_dropout is None and plain.task_hidden_size is None
+
+
 @pytest.mark.parametrize("least", [1, 2], ids=["of as many words", "of others"])
 def test_a_trained_head_is_not_reused(least, folder, task, tmp_path, caplog):
     """Its word vectors and labels belong to other data."""

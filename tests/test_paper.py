@@ -21,6 +21,7 @@ from modeling_elmo.run_scripts.experiments.paper import (
     read_plan,
 )
 from modeling_elmo.run_scripts.experiments.paper_page import paper_page, update_page
+from modeling_elmo.run_scripts.experiments.reports import write_records
 from modeling_elmo.run_scripts.fine_tuning.data import DataArguments, split_sources
 from modeling_elmo.run_scripts.fine_tuning.tasks.tagging import TaggingDataArguments
 from modeling_elmo.run_scripts.pretraining.corpus import CorpusArguments
@@ -127,6 +128,23 @@ def test_a_plan_runs_side_by_side_once_and_fails_alone(place, monkeypatch, capsy
     assert (place / "PAGE.md").read_text(encoding="utf-8") == document
 
 
+def test_each_arm_needs_its_models(place):
+    """More seeds of one arm do not stand for another arm."""
+    arguments = PaperArguments(model_name_or_path=str(place / "bilm"), data=str(place / "data"), output_dir=str(place))
+    experiment = planned({**ENTITIES, "options": {**ENTITIES["options"], "seeds": 2}}, arguments, "digest")
+    records = [{"arm": arm, "seed": seed} for arm in ("elmo", "baseline") for seed in range(5)]
+    for number in (5, 6, 7):
+        write_records(experiment.folder, experiment.settings, records[:number])
+        assert experiment.is_finished() == (number == 7)
+
+
+def test_a_page_without_its_place_is_refused_before_training(place):
+    (place / "PAGE.md").write_text("no marks\n")
+    with pytest.raises(ValueError, match="PAGE.md must have the lines"):
+        run(place, ENTITIES, page=place / "PAGE.md")
+    assert not (place / "paper").exists()
+
+
 @pytest.mark.slow
 def test_a_page_is_of_one_model_and_one_plan_and_a_dry_run_writes_it(place, monkeypatch, capsys):
     run(place, ENTITIES, USES)
@@ -219,7 +237,7 @@ def check_command(words, entry, experiment, output):
         groups = (reproduce.HeadArguments, task.arguments_class, reproduce.ExperimentArguments)
         *parsed, training = ProgramParser(*groups, task.training_arguments_class).parse(words[2:])
         arms = {"1": 2, "2": 5, "3": 3, "domain": 1, "figure 1": 6}[entry["table"]]
-        assert experiment.members == entry.get("folds", parsed[2].seeds) * arms
+        assert experiment.runs == entry.get("folds", parsed[2].seeds) and len(experiment.arms) == arms
         assert parsed[2].reuse_from == [str(output)]
         assert training.output_dir == str(output / entry["name"])
     elif entry["program"] == "pretrain":

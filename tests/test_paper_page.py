@@ -3,6 +3,7 @@
 The tables themselves are compared with RESULTS.md, which `test_paper` makes from the shipped records.
 """
 
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -75,6 +76,11 @@ def test_scores_are_compared_over_the_seeds_of_both(tmp_path):
     ):
         assert row in cells(page), row
     assert page.endswith("Without results so far: later.") and "Table 6" not in page
+    shutil.rmtree(tmp_path / "large" / "texts")  # the rows of the biLM that was trained there stay
+    write_arms(tmp_path / "large" / "alone", baseline=[1.0], elmo=[0.7])  # nothing is left to gain
+    rows = cells(paper_page(plan, tmp_path / "large"))
+    assert ["the tags_after, after the texts", "1 run", "70.00", "75.00"] in rows
+    assert ["the alone", "1", "100.00", "70.00", ""] in rows
     assert (tmp_path / "large" / "layer_weights.png").is_file() and "](layer_weights.png)" in page
 
 

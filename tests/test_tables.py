@@ -1,14 +1,13 @@
 import json
 import re
-import statistics
 
 import pytest
 
 from modeling_elmo.run_scripts.cards.tables import (
     best_record,
+    error_reduction,
     mean_layer_weights,
     read_record,
-    relative_error_reduction,
     score_table,
     summary_table,
     type_table,
@@ -94,19 +93,11 @@ F1 on test, in percent, mean over the runs.
 """
 
 
-SCORES = {("baseline", "validation"): [0.40, 0.42], ("elmo", "test"): [0.42, 0.48, 0.48]}
-
-
 def test_results_are_written_whole(tmp_path):
     """0.206 of the errors are gone: (0.68 - 0.54) / 0.68."""
     assert write_results(tmp_path, RECORDS) == "ner"
     assert (tmp_path / "results" / "ner.md").read_text(encoding="utf-8") == REPORT
-    found = json.loads((tmp_path / "results" / "ner.json").read_text(encoding="utf-8"))
-    assert found["records"] == RECORDS
-    for (arm, split), scores in SCORES.items():
-        mean, deviation = (pytest.approx(each(scores)) for each in (statistics.mean, statistics.stdev))
-        row = {"arm": arm, "split": split, "metric": "f1", "mean": mean, "deviation": deviation}
-        assert row | {"seeds": list(range(1, len(scores) + 1))} in found["summaries"]
+    assert json.loads((tmp_path / "results" / "ner.json").read_text(encoding="utf-8")) == {"records": RECORDS}
     before = {path: path.read_bytes() for path in (tmp_path / "results").iterdir()}
     with pytest.raises(TypeError):
         write_results(tmp_path, [{**RECORDS[0], "settings": {1, 2}}])
@@ -147,7 +138,7 @@ def test_records_whose_mean_would_be_wrong(other, received):
     ],
 )
 def test_relative_increases_of_the_papers_first_table(task, baseline, value, published):
-    assert f"{100 * relative_error_reduction(baseline / 100, value / 100):.1f}" == published
+    assert error_reduction(baseline / 100, value / 100) == f"{published}%"
 
 
 def pair(metric: str, baseline: float, elmo: float) -> list[dict]:

@@ -17,6 +17,7 @@ from transformers import ProgressCallback, TrainerCallback, training_args
 from modeling_elmo import ELMoForTokenClassification, ELMoTokenizer
 from modeling_elmo.run_scripts import run_task
 from modeling_elmo.run_scripts.fine_tuning import head, trainer
+from modeling_elmo.run_scripts.fine_tuning.tasks.classification import ClassificationTrainingArguments
 from modeling_elmo.run_scripts.fine_tuning.trainer import (
     TRAINED,
     LogLines,
@@ -129,6 +130,12 @@ def test_trainer_neither_uploads_nor_keeps_a_token(tmp_path):
     assert found.eval_strategy == "no" and not found.load_best_model_at_end
 
 
+def test_default_learning_rates(tmp_path):
+    for cls, rate in ((TaskTrainingArguments, 1e-3), (ClassificationTrainingArguments, 4e-4)):
+        found = [cls(output_dir=str(tmp_path), adadelta=adadelta).learning_rate for adadelta in (False, True)]
+        assert found == [rate, 1.0] and cls(output_dir=str(tmp_path), learning_rate=0.5).learning_rate == 0.5
+
+
 def test_the_checkpoint_to_resume_from(tmp_path):
     for name in ("checkpoint-6", "checkpoint-12", "checkpoint-18"):
         (tmp_path / name).mkdir()
@@ -140,6 +147,8 @@ def test_the_checkpoint_to_resume_from(tmp_path):
         for wanted in (None, first, "last", "true")
     }
     assert found == {None: None, first: first, "last": last, "true": last}
+    (tmp_path / "checkpoint-best").mkdir()
+    (tmp_path / "checkpoint-best" / "trainer_state.json").touch()
     assert last_checkpoint(tmp_path) == last
     with pytest.raises(FileNotFoundError, match="--resume_from_checkpoint last: .*no complete checkpoint"):
         TaskTrainingArguments(output_dir=str(tmp_path / "new"), resume_from_checkpoint="last").checkpoint()

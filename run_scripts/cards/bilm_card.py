@@ -1,8 +1,8 @@
 """The card of a biLM: how it was trained or converted, its perplexity, and what its vectors encode.
 
 It reads `results/`: `pretraining.json` has the settings, text and log of a biLM that was trained here, and
-`conversion.json` the origin and the check of one that was converted. Experiments, and results of `elmo senses`,
-`elmo probe` and `elmo pairs` may be there too, under any name.
+`conversion.json` the origin and the check of one that was converted. Results of `elmo senses`, `elmo probe` and
+`elmo pairs` may be there too, under any name.
 """
 
 from pathlib import Path
@@ -14,16 +14,7 @@ from huggingface_hub import EvalResult
 from modeling_elmo import ELMoConfig
 from modeling_elmo.run_scripts.cards.card import read_result, write_card
 from modeling_elmo.run_scripts.cards.figures import LogEntries, draw_curve
-from modeling_elmo.run_scripts.cards.tables import (
-    NO_SCORES,
-    RunRecord,
-    by_arm,
-    layer_names,
-    one_line,
-    score_cell,
-    scores_on,
-    splits_of,
-)
+from modeling_elmo.run_scripts.cards.tables import NO_SCORES, layer_names, one_line
 from modeling_elmo.run_scripts.program.files import read_json
 from modeling_elmo.tokenization.elmo_characters import Utf8Alphabet
 
@@ -46,10 +37,8 @@ def write_bilm_card(folder: Path, name: str) -> Path:
     }
     found = {path.stem: read_json(path) for path in sorted((folder / "results").glob("*.json"))}
     results = {name: result for name, result in found.items() if isinstance(result, dict)}
-    experiments = {name: result["records"] for name, result in results.items() if is_experiment(result)}
     scores = {title: row for name, result in results.items() for title, row in scores_by_layer(name, result).items()}
-    pictures = [f"{name}_layer_weights" for name in experiments]
-    pictures += [name for name, result in results.items() if "same_sense" in result]
+    pictures = [name for name, result in results.items() if "same_sense" in result]
     values = {
         "config": config,
         "name_to_load": name,
@@ -57,9 +46,6 @@ def write_bilm_card(folder: Path, name: str) -> Path:
         "reads_bytes": config.char_vocab_size == Utf8Alphabet.size,
         "pretraining": run,
         "conversion": read_result(folder, "conversion"),
-        "experiments": [experiment_values(name, records) for name, records in experiments.items()],
-        "arms": list(dict.fromkeys(record["arm"] for records in experiments.values() for record in records)),
-        "seeds": sorted({len(runs) for records in experiments.values() for runs in by_arm(records).values()}),
         "layers": layer_names(config.num_hidden_layers + 1),
         "scores_by_layer": scores,
         "pictures": [name for name in pictures if (folder / "results" / f"{name}.png").exists()],
@@ -122,20 +108,6 @@ def perplexity_values(run: dict[str, Any], evaluations: LogEntries) -> dict[str,
         "perplexity_before": start["perplexity"] if run["base_model"] and is_comparable else None,
         "lowest_of": len(others) + 1 if is_lowest else None,  # a minimum is slightly too low, and the card says so
     }
-
-
-def is_experiment(result: dict[str, Any]) -> bool:
-    """Whether a fine-tuning run wrote this result; the folder may hold any other JSON."""
-    records = result.get("records")
-    is_list = isinstance(records, list) and bool(records)
-    return is_list and all(isinstance(each, dict) and {"arm", "metrics"} <= set(each) for each in records)
-
-
-def experiment_values(name: str, records: list[RunRecord]) -> dict[str, Any]:
-    """The row of an experiment, with its scores on the last split."""
-    metric, split = records[0]["metric"], splits_of(records)[-1]
-    cells = {arm: score_cell(scores_on(runs, split, metric), metric) for arm, runs in by_arm(records).items()}
-    return {"name": name, "metric": metric, "split": split, "cells": cells, "settings": records[0].get("settings", {})}
 
 
 def scores_by_layer(name: str, result: dict[str, Any]) -> dict[str, dict[str, float]]:

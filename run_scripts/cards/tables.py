@@ -77,9 +77,11 @@ def best_record(records: Sequence[RunRecord]) -> RunRecord:
     return max(records, key=lambda record: record["metrics"][splits_of([record])[0]][record["metric"]])
 
 
-def relative_error_reduction(baseline: float, value: float) -> float:
-    """The share of the baseline's errors that is gone: the relative increase of the paper's Table 1, for shares."""
-    return ((1 - baseline) - (1 - value)) / (1 - baseline)
+def error_reduction(baseline: float, value: float) -> str:
+    """The share of the baseline's errors that is gone, the relative increase of the paper's Table 1; empty without."""
+    if not (0 <= baseline < 1 and 0 <= value <= 1):
+        return ""
+    return f"{((1 - baseline) - (1 - value)) / (1 - baseline):.1%}"
 
 
 def summary_table(records: Sequence[RunRecord]) -> str:
@@ -138,31 +140,17 @@ def gain_cell(baseline: Sequence[float], scores: Sequence[float], metric: str) -
     before, after = float(np.mean(baseline)), float(np.mean(scores))
     if metric in ERRORS:
         return f"{before - after:+.4f}" + (f" / {(before - after) / before:.1%}" if before > 0 else "")
-    relative = f" / {relative_error_reduction(before, after):.1%}" if 0 <= before < 1 and 0 <= after <= 1 else ""
-    return f"{100 * (after - before):+.2f}{relative}"
+    return " / ".join(filter(None, (f"{100 * (after - before):+.2f}", error_reduction(before, after))))
 
 
 def write_results(folder: Path, records: Sequence[RunRecord], ablation: str | None = None) -> str:
-    """Writes `results/NAME.json`, the records and their means, and `results/NAME.md`, their tables; returns NAME."""
+    """Writes `results/NAME.json`, the records, and `results/NAME.md`, their tables; returns NAME."""
     kind = "ensemble" if "ensemble" in records[0].get("settings", ()) else None
     name = "_".join(filter(None, (records[0]["task"], ablation, kind)))
     report = results_report(name, records)
-    write_json(folder / "results" / f"{name}.json", {"records": list(records), "summaries": score_means(records)})
+    write_json(folder / "results" / f"{name}.json", {"records": list(records)})
     write_lines(folder / "results" / f"{name}.md", [report])
     return name
-
-
-def score_means(records: Sequence[RunRecord]) -> list[dict[str, Any]]:
-    """A row for each score: its arm, split and metric, and mean and sample standard deviation over the seeds."""
-    rows = []
-    for arm, runs in by_arm(records).items():
-        seeds = [run["seed"] for run in runs]
-        for split in splits_of(runs):
-            for metric in numbers_on(runs[0], split):
-                mean, deviation = mean_and_deviation(scores_on(runs, split, metric))
-                score = {"arm": arm, "split": split, "metric": metric}
-                rows.append({**score, "mean": mean, "deviation": deviation, "seeds": seeds})
-    return rows
 
 
 def results_report(name: str, records: Sequence[RunRecord]) -> str:

@@ -146,6 +146,7 @@ def check_options(task: Task, head: HeadArguments, arguments: ExperimentArgument
     mistakes = [
         (last_seed >= 2**32, f"--seeds {arguments.seeds}: the last seed, {last_seed}, must be below {2**32}."),
         (ensemble and trained, f"--ensemble only averages trained models; leave out --{trained}."),
+        (ensemble and arguments.seeds != 1, "--ensemble trains nothing; leave out --seeds."),
         (ensemble and not task.can_average, f"--ensemble: each model for {task.name} keeps other spans; pass one."),
         (only_baseline, "--no_use_elmo trains only the baseline; leave out --compare_baseline and --ablation."),
         (training.resume_from_checkpoint, "--resume_from_checkpoint: a stopped experiment resumes by itself; omit it."),
@@ -226,7 +227,8 @@ class Experiment:
         first = self.folder / "record.json"  # of an experiment that had one model
         if first.is_file() and is_member(read_record(first), arm, seed):
             return self.folder
-        return inner if len(self.members) > 1 or (inner / "record.json").is_file() else self.folder
+        is_alone = len(self.members) == 1 and not first.is_file() and not (inner / "record.json").is_file()
+        return self.folder if is_alone else inner
 
     def _recorded(self, arm: Arm, seed: int) -> Record | None:
         return next((each for each in reports.read_records(self.folder)[1] if is_member(each, arm.name, seed)), None)
@@ -251,7 +253,8 @@ class Experiment:
         for record, other in chain.from_iterable(map(known_records, places)):
             if not is_same_model(record.get("settings", {}), settings):
                 continue
-            record = record | {"arm": arm.name}
+            record = {name: value for name, value in record.items() if name not in ("best_of", "best_on")}
+            record["arm"] = arm.name
             if other is not None and other != folder:
                 folder.mkdir(parents=True, exist_ok=True)
                 for file in other.iterdir():
@@ -289,13 +292,14 @@ class Experiment:
 
     @cached_property
     def _digests(self) -> dict[bool, dict[str, str]]:
-        """The digests of what a model reads, with ELMo and without."""
-        words = {}
+        """The digests of what a model reads, with ELMo and without: a file may change and keep its name."""
+        found = {"data_digest": reports.data_digest(self.task)}
         if self.word_vectors is not None:
             parts = (json.dumps(self.word_vectors.words).encode(), self.word_vectors.vectors.tobytes())
-            words["word_vectors_digest"] = digest(parts)
-        heads = {use_elmo: replace(self.head, use_elmo=use_elmo) for use_elmo in (True, False)}
-        return {use_elmo: reports.digests_of(self.task, head) | words for use_elmo, head in heads.items()}
+            found["word_vectors_digest"] = digest(parts)
+        name = self.head.model_name_or_path
+        models = {use_elmo: reports.model_digest(name, is_baseline=not use_elmo) for use_elmo in (True, False)}
+        return {use_elmo: found | {"model_digest": model} for use_elmo, model in models.items()}
 
     def _train(self, arm: Arm, seed: int) -> Record:
         folder = self._folder_of(arm.name, seed)

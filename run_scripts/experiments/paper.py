@@ -16,6 +16,7 @@ experiments need is trained once, and so is a baseline that `--others` have.
 import os
 import subprocess
 import sys
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -26,8 +27,8 @@ from typing import Any, NamedTuple
 import torch
 
 from modeling_elmo import ELMoConfig
-from modeling_elmo.run_scripts.experiments.experiment import experiment_arms
-from modeling_elmo.run_scripts.experiments.paper_page import PlanEntry, paper_page, update_page
+from modeling_elmo.run_scripts.experiments.experiment import Arm, experiment_arms
+from modeling_elmo.run_scripts.experiments.paper_page import PlanEntry, page_parts, paper_page, update_page
 from modeling_elmo.run_scripts.experiments.reports import (
     PLAN_OUTPUT,
     different_settings,
@@ -73,13 +74,17 @@ class PlannedExperiment(NamedTuple):
     name: str
     commands: list[list[str]]  # one for each fold
     folder: Path
-    members: int  # models of a task: its arms, with each seed or fold. A run with more seeds has left more records
+    arms: list[str]  # of a task
+    runs: int  # models of each arm: seeds or folds. A run with more seeds has left more records
     answer: Path | None  # file that a program leaves if it trains no model for a task
     settings: dict[str, Any]  # of `begun_with`
 
     def is_finished(self) -> bool:
         planned, results = read_records(self.folder)
-        return planned is not None and len(results) >= (self.members or 1)
+        if not self.arms:
+            return planned is not None and bool(results)
+        found = Counter(record["arm"] for record in results)
+        return planned is not None and all(found[arm] >= self.runs for arm in self.arms)
 
 
 def run_plan(arguments: PaperArguments) -> list[dict[str, Any]]:
@@ -91,6 +96,8 @@ def run_plan(arguments: PaperArguments) -> list[dict[str, Any]]:
         raise ValueError(f"--only {unknown[0]} is not in {arguments.plan}, which has {', '.join(names)}.")
     if absent := [folder for folder in arguments.others or [] if not Path(folder).is_dir()]:
         raise FileNotFoundError(f"--others {absent[0]}: there is no such folder; pass an --output_dir of this program.")
+    if arguments.page is not None:
+        page_parts(Path(arguments.page))
     output = Path(arguments.output_dir)
     digest = model_digest(arguments.model_name_or_path)
     check_begun(plan, output, digest)
@@ -102,7 +109,7 @@ def run_plan(arguments: PaperArguments) -> list[dict[str, Any]]:
     else:
         with sole_run(output):
             run_missing(plan, experiments, arguments)
-    return [record for each in experiments if each.members for record in read_records(each.folder)[1]]
+    return [record for each in experiments if each.arms for record in read_records(each.folder)[1]]
 
 
 def run_missing(plan: Sequence[PlanEntry], experiments: Sequence[PlannedExperiment], arguments: PaperArguments):
@@ -179,7 +186,9 @@ def planned(entry: PlanEntry, arguments: PaperArguments, digest: str) -> Planned
     """The commands of an entry. `digest` is the digest of the model."""
     program, *words = entry["program"].split()
     output = Path(arguments.output_dir)
-    folder, options, members, answer = output / entry["name"], dict(entry["options"]), 0, None
+    folder, options, answer = output / entry["name"], dict(entry["options"]), None
+    arms: list[Arm] = []
+    seeds = arguments.seeds or options.get("seeds", 1)
     files = {name: Path(arguments.data, file) for name, file in entry["files"].items()}
     if absent := [path for path in files.values() if not path.is_file()]:
         raise FileNotFoundError(
@@ -195,14 +204,12 @@ def planned(entry: PlanEntry, arguments: PaperArguments, digest: str) -> Planned
     elif program == "reproduce":
         layers = ELMoConfig.from_pretrained(arguments.model_name_or_path).num_hidden_layers
         arms = experiment_arms(options.get("ablation"), options.get("compare_baseline", False), True, layers)
-        seeds = arguments.seeds or options.get("seeds", 1)
         options |= {
             "model_name_or_path": model,
             "output_dir": folder,
             "seeds": seeds,
             "reuse_from": [output, *(arguments.others or [])],
         }
-        members = len(arms) * entry.get("folds", seeds)
     else:
         answer = folder / "results" / f"{program}.json"
         options |= {"model": model, "output": answer}
@@ -212,7 +219,8 @@ def planned(entry: PlanEntry, arguments: PaperArguments, digest: str) -> Planned
     command = [sys.executable, "-m", "modeling_elmo.run_scripts.modeling_elmo_cli", program, *words]
     each_fold = [fold_options(fold, entry["folds"]) for fold in range(entry["folds"])] if "folds" in entry else [{}]
     commands = [[*command, *option_words(files | options | fold)] for fold in each_fold]
-    return PlannedExperiment(entry["name"], commands, folder, members, answer, begun_with(entry, digest))
+    names, runs = [arm.name for arm in arms], entry.get("folds", seeds)
+    return PlannedExperiment(entry["name"], commands, folder, names, runs, answer, begun_with(entry, digest))
 
 
 def fold_options(fold: int, folds: int) -> dict[str, Any]:
@@ -253,8 +261,9 @@ def progress_line(experiment: PlannedExperiment) -> str:
     """How much of an experiment is finished, and how long a model of it takes."""
     records, finished = read_records(experiment.folder)[1], experiment.is_finished()
     parts = [f"{experiment.name}: {'finished' if finished else 'not finished'}"]
-    if experiment.members:
-        parts.append(f"models: {len(records)}" + ("" if finished else f" of {experiment.members}"))
+    if experiment.arms:
+        of_all = "" if finished else f" of {len(experiment.arms) * experiment.runs}"
+        parts.append(f"models: {len(records)}{of_all}")
     if minutes := [record["seconds"] / 60 for record in records if "seconds" in record]:
         parts.append(f"{sum(minutes) / len(minutes):.1f} minutes for each")
     return ", ".join(parts)

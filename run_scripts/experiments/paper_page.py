@@ -14,11 +14,11 @@ from modeling_elmo.run_scripts.cards.figures import draw_layer_weights
 from modeling_elmo.run_scripts.cards.tables import (
     RunRecord,
     by_arm,
+    error_reduction,
     layer_table,
     markdown_table,
     mean_layer_weights,
     probe_table,
-    relative_error_reduction,
     score_cell,
     sense_table,
     splits_of,
@@ -64,12 +64,11 @@ def paper_page(plan: Sequence[PlanEntry], output: Path, others: Sequence[Path] =
     """
     every = {entry["name"]: results_of(output / entry["name"]) for entry in plan}
     found = {name: results for name, results in every.items() if results is not None}
-    entries = [entry for entry in plan if entry["name"] in found]
     parts = [
         "Scores are in percent on the last split: the mean ± sample standard deviation over the runs, which have "
         "different seeds. Lines that name the paper (Peters et al. 2018) have its scores, which are of other data."
     ]
-    for heading, paragraphs in page_sections(entries, found, output, others):
+    for heading, paragraphs in page_sections(plan, found, output, others):
         if body := "\n\n".join(filter(None, paragraphs)):
             parts += [f"## {heading}", body]
     absent = [name for name in every if name not in found]
@@ -77,9 +76,10 @@ def paper_page(plan: Sequence[PlanEntry], output: Path, others: Sequence[Path] =
 
 
 def page_sections(
-    entries: Sequence[PlanEntry], found: dict[str, Any], output: Path, others: Sequence[Path]
+    plan: Sequence[PlanEntry], found: dict[str, Any], output: Path, others: Sequence[Path]
 ) -> Iterator[tuple[str, Iterable[str]]]:
     """The headings with their paragraphs; a section without results has none."""
+    entries = [entry for entry in plan if entry["name"] in found]
     tables: dict[str, list[PlanEntry]] = defaultdict(list)
     for entry in entries:
         tables[entry["table"]].append(entry)
@@ -93,7 +93,7 @@ def page_sections(
         answers = [table_of(found[each["name"]], each.get("paper")) for each in tables[number]]
         yield f"Table {number}: which layer knows {what}?", answers
     title = "Section 3.4: does further training on the text of a task help?"
-    yield title, domain_tables(tables["domain"], entries, found)
+    yield title, domain_tables(tables["domain"], plan, found)
     yield "Figure 1: how much training data is needed?", arms_tables(tables["figure 1"], found, output)
     yield "How many epochs are needed?", [table_if_rows(EPOCH_COLUMNS, epoch_rows(tables["1"], found))]
     yield "Figure 2: which layers do the tasks take?", weights_of_tasks(tables["1"], found, output)
@@ -105,11 +105,17 @@ def table_if_rows(header: list[str], rows: Iterable[list[str]]) -> str:
     return markdown_table(rows) if len(rows) > 1 else ""
 
 
-def update_page(path: Path, page: str):
-    """Replaces what a document has between the marks by Table 1 of a page."""
+def page_parts(path: Path) -> list[str]:
+    """A document in parts: before, between and after the marks, and the marks."""
     parts = re.split(f"({PAGE_BEGIN}|{PAGE_END})", path.read_text(encoding="utf-8"))
     if parts[1::2] != [PAGE_BEGIN, PAGE_END]:
         raise ValueError(f"{path} must have the lines {PAGE_BEGIN} and {PAGE_END} once, around the place of Table 1.")
+    return parts
+
+
+def update_page(path: Path, page: str):
+    """Replaces what a document has between the marks by Table 1 of a page."""
+    parts = page_parts(path)
     sections = dict(part.split("\n", 1) for part in re.split("^## ", page, flags=re.MULTILINE)[1:])
     parts[2] = f"\n\n{sections.get(TABLE_1, '').strip()}\n\n"
     write_lines(path, ["".join(parts).removesuffix("\n")])
@@ -153,21 +159,21 @@ def gains_table(entries: Sequence[PlanEntry], found: dict[str, Any], others: Seq
             scores = by_seed(of_bilm, "elmo")
             number = "" if len(scores) in (0, runs) else f" ({runs_of([scores])})"
             both = of_shared_seeds(baseline, scores)
-            reduction = f"{relative_error_reduction(*(float(np.mean(each)) for each in both)):.1%}" if both[0] else ""
+            reduction = error_reduction(*(float(np.mean(each)) for each in both)) if both[0] else ""
             cells += [score_cell([*scores.values()], metric) + number, reduction]
         rows.append(cells)
         if "paper" in entry:
             published = [entry["paper"][name] for name in ARMS_OF_TABLE_1]
-            reduction = f"{relative_error_reduction(*(score / 100 for score in published)):.1%}"
+            reduction = error_reduction(*(score / 100 for score in published))
             cells = [f"the paper: {entry['paper']['task']}", "", *map(str, published), reduction]
             rows.append(cells + ["", ""] * len(others))
     return table_if_rows(header, rows)
 
 
-def domain_tables(entries: Sequence[PlanEntry], every: Sequence[PlanEntry], found: dict[str, Any]) -> Iterator[str]:
+def domain_tables(entries: Sequence[PlanEntry], plan: Sequence[PlanEntry], found: dict[str, Any]) -> Iterator[str]:
     """Perplexities before and after further training, and scores of tasks with either biLM, of the seeds of both."""
     texts, tasks = [], []
-    titles = {entry["name"]: entry["title"] for entry in every}
+    titles = {entry["name"]: entry["title"] for entry in plan}
     for entry in entries:
         results, paper = found[entry["name"]], entry.get("paper")
         if "bilm" not in entry:

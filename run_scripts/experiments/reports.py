@@ -44,7 +44,10 @@ def begin_run(task: Task, head: HeadArguments, training: TaskTrainingArguments):
     folder = Path(training.output_dir)
     if (folder / "settings.json").exists():
         raise FileExistsError(f"{folder} holds an experiment of `elmo reproduce`; pass another --output_dir.")
-    settings = without_folders(run_settings(task, head, training)) | digests_of(task, head)
+    settings = without_folders(run_settings(task, head, training)) | {
+        "data_digest": data_digest(task),
+        "model_digest": model_digest(head.model_name_or_path, is_baseline=not head.use_elmo),
+    }
     checkpoint = training.checkpoint()
     begun = last_checkpoint(folder)
     if checkpoint is None and (begun or (folder / "record.json").exists()):
@@ -94,12 +97,8 @@ def run_settings(task: Task, head: HeadArguments, training: TaskTrainingArgument
     }
 
 
-def digests_of(task: Task, head: HeadArguments) -> dict[str, str]:
-    """Digests of data and biLM, because a file may change and keep its name. A baseline reads the tokenizer alone."""
-    return {
-        "data_digest": digest(json.dumps(row).encode() for rows in task.data.values() for row in rows),
-        "model_digest": model_digest(head.model_name_or_path, is_baseline=not head.use_elmo),
-    }
+def data_digest(task: Task) -> str:
+    return digest(json.dumps(row).encode() for rows in task.data.values() for row in rows)
 
 
 def model_digest(name_or_path: str, is_baseline: bool = False) -> str:

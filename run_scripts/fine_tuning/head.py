@@ -65,7 +65,8 @@ class HeadArguments(BasicHeadArguments):
     )
     scalar_mix_mode: str = option("learned", "Layer weights: learned, average, top, or the number of a layer.")
     scalar_mix_l2: float | None = option(
-        None, "lambda of the penalty lambda * ||s||^2 (section 3.3). Default: 0.1 for tags, else 0.001."
+        None,
+        "lambda of the penalty lambda * ||s||^2 (section 3.3). Default: 0.1 for tags, 0 for coreference, else 0.001.",
     )
     elmo_dropout: float | None = option(None, "Dropout rate on ELMo. Default: 0.1 for semantic roles, else 0.5.")
     word_embedding_size: int = option(50, "Width of the network's own word vectors. 0: no word vectors.")
@@ -194,7 +195,10 @@ def task_config(
 ) -> ELMoConfig:
     """The biLM's configuration with the head's fields: options, then `--config_overrides`, data, and `overrides`."""
     reserved = [*task.config, *([] if vectors is None else ["task_word_embedding_size"])]
+    every = [each.name for each in fields(ELMoConfig)]
+    of_heads = {*every[every.index("head") :]}  # not inherited: the folder may hold a head of another task
     values: dict[str, Any] = {
+        **{each.name: each.default for each in fields(ELMoConfig) if each.name in of_heads},
         **{name: getattr(head, name) for name in ("head", "use_elmo", "elmo_placement", "freeze_bilm")},
         **mix_options(task, head),
         "scalar_mix_mode": int(head.scalar_mix_mode) if head.scalar_mix_mode.isdecimal() else head.scalar_mix_mode,

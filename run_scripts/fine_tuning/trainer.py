@@ -55,8 +55,11 @@ class TaskTrainingArguments(TrainingArguments):
     _shown_options = """output_dir max_steps optim warmup_steps gradient_accumulation_steps bf16 logging_steps
         eval_steps save_steps resume_from_checkpoint seed use_cpu push_to_hub hub_model_id"""
     trainer_options: ClassVar[dict[str, Any]] = {"remove_unused_columns": True}  # which a task sets
+    default_learning_rate: ClassVar[float] = 1e-3
 
-    learning_rate: float | None = option(None, "Initial learning rate. Default: 1 for Adadelta, else 0.001.")
+    learning_rate: float | None = option(
+        None, "Initial learning rate. Default: 1 for Adadelta, else 0.001 (elmo classify: 0.0004)."
+    )
     lr_scheduler_type: str = "constant"
     per_device_train_batch_size: int = 32
     per_device_eval_batch_size: int = 64
@@ -73,7 +76,7 @@ class TaskTrainingArguments(TrainingArguments):
 
     def __post_init__(self):
         if self.learning_rate is None:
-            self.learning_rate = 1.0 if self.adadelta else 1e-3
+            self.learning_rate = 1.0 if self.adadelta else self.default_learning_rate
         check_workers(self.dataloader_num_workers)
         ignored = [name for name, value in FIXED_OPTIONS.items() if getattr(self, name) not in (value, None)]
         for name in ignored:
@@ -287,5 +290,6 @@ class TaskTrainer(Trainer):
 
 def last_checkpoint(folder: Path) -> str | None:
     """The last complete checkpoint in a folder: Trainer writes its state last."""
-    complete = [path.parent for path in folder.glob("checkpoint-*/trainer_state.json")]
-    return str(max(complete, key=lambda path: int(path.name.split("-")[-1]))) if complete else None
+    files = folder.glob("checkpoint-*/trainer_state.json")
+    complete = {int(file.parent.name[11:]): file.parent for file in files if file.parent.name[11:].isdecimal()}
+    return str(complete[max(complete)]) if complete else None

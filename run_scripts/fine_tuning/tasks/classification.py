@@ -78,7 +78,7 @@ class ClassificationTrainingArguments(TaskTrainingArguments):
     """Trainer's arguments, with the learning rate of ESIM (Chen et al. 2017)."""
 
     _argument_group_name = "training options"
-    learning_rate: float = 4e-4  # at 1e-3, a BCN of the paper's size may not leave the accuracy of chance
+    default_learning_rate = 4e-4  # at 1e-3, a BCN of the paper's size may not leave the accuracy of chance
 
 
 class Classification(Task):
