@@ -198,7 +198,7 @@ def test_a_single_model_stays_when_the_experiment_gets_more(place, tmp_path, tra
     }
     assert train(place, tmp_path, **SHORT, seed=43) == records[1:] and len(trainers) == 2
     (third,) = train(place, tmp_path, **SHORT, seed=44)  # as the folds of a plan with one arm
-    assert read_records(tmp_path)[1] == [third, *records]
+    assert read_records(tmp_path)[1] == [third, *reversed(records)]
 
 
 def test_tables_are_written_after_each_seed(finished, place, tmp_path, monkeypatch):
