@@ -1,8 +1,8 @@
 """The parts of all cards: the facts that an author states, the files in `results/`, and the rendering of templates.
 
-A card repeats the records of `results/` and nothing else. Its sentences are in the templates of `model_cards/`:
-`card.md` is the frame, and `bilm_card.md` and `head_card.md` fill it. `results/card.json` holds facts that no run
-knows: language, license, origin of the text.
+A card repeats recorded facts only: those in `results/` and the configuration, and `record.json` of a head. Its
+sentences are in the templates of `model_cards/`: `card.md` is the frame, and `bilm_card.md` and `head_card.md` fill it.
+`results/card.json` holds facts that no run knows: language, license, origin of the text.
 """
 
 import re

@@ -1,7 +1,7 @@
 """All figures: training curves, results of experiments, maps of vectors.
 
-The last argument of each `draw_*` function is the path of its picture. It returns whether the picture was drawn;
-without matplotlib, or if there is nothing to draw, it logs a warning that names the picture.
+The last argument of each function with `@picture` is the path of its picture. It returns whether the picture was
+drawn; without matplotlib, or if there is nothing to draw, it logs a warning that names the picture.
 """
 
 import math

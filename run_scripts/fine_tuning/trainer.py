@@ -193,9 +193,10 @@ class LogLines(ProgressCallback):
 
 
 class TaskTrainer(Trainer):
-    """Trainer with three additions: no weight decay on layer mixes, a log of layer weights, and averaged weights.
+    """Trainer for heads: no weight decay on layer mixes, a log of layer weights, and an error where training diverges.
 
-    With `ema_decay`, it evaluates and saves an exponential moving average of the weights.
+    `lr_decay` lowers the learning rate as Lee et al. (2017) do. With `ema_decay`, an exponential moving average of the
+    weights is evaluated and saved.
     """
 
     def __init__(self, model, args: TaskTrainingArguments, *others, **options):

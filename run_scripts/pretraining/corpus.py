@@ -64,7 +64,7 @@ class TrainTextArguments(SentencesArguments, TextArguments):
 
 @dataclass(kw_only=True)
 class HeldOutArguments(SentencesArguments):
-    """The text to evaluate a language model on."""
+    """The text to evaluate a language model on, and how it is read. `elmo pretrain` evaluates by sentence."""
 
     validation_file: list[str] = option([], "Held-out text: files, patterns or folders, as for --train_file.")
     validation_split: str | None = option(None, "Held-out split of --dataset.")
