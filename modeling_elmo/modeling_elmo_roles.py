@@ -5,7 +5,7 @@ distinct texts.
 """
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 import torch.nn.functional as F
@@ -145,17 +145,16 @@ class ELMoForSemanticRoleLabeling(ELMoTaskModel):
             hidden_states=self._requested(inputs, output_hidden_states),
         )
 
-    def bilm_layers(self, character_ids, input_ids, attention_mask, token_type_ids, inputs_embeds, mask_BT: Tensor):
+    def bilm_layers(self, inputs: tuple[Tensor | None, ...], mask_BT: Tensor) -> tuple[Tensor, ...]:
         """As in `ELMoTaskModel`. Equal rows are computed once if the biLM is frozen."""
-        inputs = (character_ids, input_ids, attention_mask, token_type_ids, inputs_embeds)
-        read = [tensor for tensor in inputs if tensor is not None]
+        (*_, inputs_embeds), read = inputs, [tensor for tensor in inputs if tensor is not None]
         if not self.elmo.frozen or inputs_embeds is not None or not len(read[0]):
-            return super().bilm_layers(*inputs, mask_BT)
+            return super().bilm_layers(inputs, mask_BT)
         _, text_B = distinct_rows(torch.cat([tensor.flatten(1).long() for tensor in read], 1))
         first_B = (text_B[:, None] == text_B).byte().argmax(1)  # the first row with the same text
         rows_U, index_B = first_B.unique(return_inverse=True)
-        distinct: Any = [None if tensor is None else tensor[rows_U] for tensor in (*inputs, mask_BT)]
-        layers = super().bilm_layers(*distinct)
+        distinct = tuple(None if tensor is None else tensor[rows_U] for tensor in inputs)
+        layers = super().bilm_layers(distinct, mask_BT[rows_U])
         numbers_UT = (mask_BT[rows_U].flatten().cumsum(0) - 1).view(len(rows_U), -1)
         numbers_N = unpad(numbers_UT[index_B], mask_BT)
         return tuple(layer[numbers_N] for layer in layers)

@@ -88,7 +88,8 @@ def test_all_pairs_in_the_order_of_groups():
     assert pairs == compare_groups(vectors, 20, seed=0) != compare_groups(vectors, 20, seed=1)
     assert pairs[1]["apd"]["distance"] == pytest.approx(distances_of(vectors["1980"], vectors["2000"])[0], abs=1e-6)
     found = {"word": "play", "group_by": "year", "ordered": True, "groups": [], "pairs": pairs, "left_out": {}}
-    assert [line.split("  ")[0] for line in format_change(found).splitlines()[3:]] == ["1980, 1990", "1990, 2000"]
+    rows = [line.split("|")[1].strip() for line in format_change(found).splitlines()[3:]]
+    assert rows == ["----------", "1980, 1990", "1990, 2000"]
     assert "1980, 2000" in format_change({**found, "ordered": False})
 
 

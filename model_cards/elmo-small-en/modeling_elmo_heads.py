@@ -277,7 +277,7 @@ class ELMoTaskModel(ELMoPreTrainedModel):
         if elmo_hidden_states is not None:
             layers = self._given_layers(elmo_hidden_states, mask_BT)
         elif self.config.use_elmo:
-            layers = self.bilm_layers(*inputs, mask_BT)
+            layers = self.bilm_layers(inputs, mask_BT)
         elmo = {place: self.dropout(mix(layers, mask_BT)) for place, mix in self.mixes().items()}
         tokens = [elmo["input"]] if "input" in elmo else []
         if self.token_features is not None:
@@ -285,11 +285,8 @@ class ELMoTaskModel(ELMoPreTrainedModel):
             tokens.insert(0, self._drop_out(self.token_features(character_ids, input_ids, mask_BT), mask_BT))
         return TaskInputs(torch.cat(tokens, dim=-1), elmo.get("between"), elmo.get("output"), mask_BT, layers)
 
-    def bilm_layers(
-        self, character_ids, input_ids, attention_mask, token_type_ids, inputs_embeds, mask_BT: Tensor
-    ) -> tuple[Tensor, ...]:
-        """All layers of the biLM at the real tokens, each `(tokens, hidden_size)`."""
-        inputs = (character_ids, input_ids, attention_mask, token_type_ids, inputs_embeds)
+    def bilm_layers(self, inputs: tuple[Tensor | None, ...], mask_BT: Tensor) -> tuple[Tensor, ...]:
+        """All layers of the biLM at the real tokens, each `(tokens, hidden_size)`. The inputs are those of `read`."""
         return self.elmo(*inputs, unpadded=True, return_dict=True).hidden_states
 
     def _drop_out(self, features_ND: Tensor, mask_BT: Tensor) -> Tensor:

@@ -14,7 +14,7 @@ from transformers.utils import logging
 import modeling_elmo  # noqa: F401 (registers ELMo with the Auto classes)
 from modeling_elmo.run_scripts.program.files import check_model, load_pretrained
 from modeling_elmo.run_scripts.program.processes import local_device
-from modeling_elmo.run_scripts.vectors.lines import InputLine, group_by_tokens, length_sorted_batches
+from modeling_elmo.run_scripts.vectors.lines import InputLine, group_by_tokens, length_sorted_batches, to_line
 from modeling_elmo.run_scripts.vectors.outputs import VectorBlock
 from modeling_elmo.tokenization.elmo_characters import checked_sentences
 
@@ -53,10 +53,7 @@ def embed_sentences(
     for name, value, allowed in choices:
         if value not in get_args(allowed):
             raise ValueError(f"{name} is {value!r}; pass one of {', '.join(get_args(allowed))}.")
-    lines = (
-        InputLine(each, None) if isinstance(each, str) else InputLine(" ".join(each), each)
-        for each in checked_sentences(sentences)
-    )
+    lines = (to_line("", each, True, "word") for each in checked_sentences(sentences))
     if batch_tokens < 1:
         raise ValueError(f"batch_tokens is {batch_tokens}; pass a number of at least 1.")
     for group in group_by_tokens(lines, BATCHES_PER_BLOCK * batch_tokens):

@@ -13,13 +13,14 @@ Neither is 0 for groups of the same text, so a permutation test compares each wi
 """
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from itertools import combinations
 from typing import Any
 
 import numpy as np
 
 from modeling_elmo.run_scripts.cards.figures import MEASURES_OF_CHANGE
+from modeling_elmo.run_scripts.cards.tables import markdown_table
 from modeling_elmo.run_scripts.vectors.neighbors import normalize
 from modeling_elmo.run_scripts.vectors.word_vectors import is_number
 
@@ -128,14 +129,8 @@ def format_change(found: Mapping[str, Any]) -> str:
     for pair in shown_pairs(found):
         cells = [f"{pair[name][key]:.3f}" for name in MEASURES_OF_CHANGE for key in ("distance", "random_mean", "p")]
         rows.append([", ".join(pair["groups"]), *cells])
-    lines += ["", *align(rows)]
+    lines += ["", markdown_table(rows)]
     if found["left_out"]:
         left_out = ", ".join(f"{name} ({uses})" for name, uses in found["left_out"].items())
         lines += ["", f"Left out, with fewer than --min_uses {found['min_uses']}: {left_out}"]
     return "\n".join(lines)
-
-
-def align(rows: Sequence[Sequence[str]]) -> list[str]:
-    """Lines of columns; the first is aligned to the left, the others to the right."""
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    return ["  ".join([row[0].ljust(widths[0]), *map(str.rjust, row[1:], widths[1:])]).rstrip() for row in rows]
