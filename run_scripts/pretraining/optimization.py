@@ -202,8 +202,8 @@ def load_gathered(optimizer: Optimizer, state: dict[str, Any]):
 
 
 @torch.no_grad()
-def clip_gradients(parameters: Iterable[nn.Parameter], max_norm: float) -> Tensor:
-    """Clips dense, sparse and sharded gradients to a global norm of at most `max_norm`; 0: no clipping.
+def clip_gradients(parameters: Iterable[nn.Parameter], max_norm: float | None) -> Tensor:
+    """Clips dense, sparse and sharded gradients to a global norm of at most `max_norm`; 0 or `None`: no clipping.
 
     Equals `torch.nn.utils.clip_grad_norm_` on dense gradients. Waits for the device only if sparse gradients are not
     coalesced. Returns the norm before clipping, `()`.

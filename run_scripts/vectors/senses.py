@@ -40,8 +40,8 @@ def read_annotated(path: Path) -> AnnotatedText:
     """Reads `X.data.xml` with the senses of `X.gold.key.txt`. Phrases such as `took_place` are split into words."""
     keys_path = path.with_name(path.name.replace(".data.xml", ".gold.key.txt"))
     if ".data.xml" not in path.name or not path.is_file() or not keys_path.is_file():
-        keys = keys_path.name if ".data.xml" in path.name else "X.gold.key.txt"
-        raise FileNotFoundError(f"{path}: pass X.data.xml or X.data.xml.gz, with {keys} in its folder.")
+        needed = keys_path.name if ".data.xml" in path.name else "X.gold.key.txt"
+        raise FileNotFoundError(f"{path}: pass X.data.xml or X.data.xml.gz, with {needed} in its folder.")
     rows = (line.split() for _, line in numbered_lines(keys_path))
     senses = {name: keys for name, *keys in filter(None, rows)}
     found = AnnotatedText([], [])
