@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from datasets import Dataset
 from safetensors.torch import load_file
 from task_worker import HEAD, TASKS, WNUT17, bilm, sentences_of
 
@@ -67,6 +68,14 @@ def test_words_of_the_training_text(least, folder, task):
     assert first == SPECIAL and set(words) == expected and len(words) == len(expected)
     assert [counts[word] for word in words] == sorted(counts.values(), reverse=True)[: len(words)]
     assert not tokenizer.lowercase_unknown and tokenizer.max_word_length == 16
+
+
+def test_words_are_counted_as_they_are_looked_up(task, tmp_path):
+    bilm(tmp_path, plain_signs=True)
+    train = Dataset.from_dict({"tokens": [["“", "is", "n’t"], ["”", "was", "n't", "…"]]})
+    tokenizer = task_tokenizer(task, head(tmp_path), train, None)
+    assert words_of(tokenizer) == [*SPECIAL, '"', "n't"]
+    assert tokenizer.encode_words(["“", "n’t", '"', "…"])[0].tolist() == [4, 5, 4, 3]
 
 
 @pytest.mark.parametrize("options", [{"head": "linear"}, {"word_embedding_size": 0}])

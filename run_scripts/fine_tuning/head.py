@@ -98,7 +98,8 @@ def task_tokenizer(task: Task, head: HeadArguments, train: Dataset, vectors: Wor
     if not word_vector_size(head, vectors) or load_pretrained(ELMoConfig, head.model_name_or_path).word_embedding_size:
         return tokenizer
     extra = vectors.words if vectors else ()
-    words = task_vocabulary(task.words(train, tokenizer), head.word_min_count, extra)
+    looked_up = (map(tokenizer.word_table.spelling, words) for words in task.words(train, tokenizer))
+    words = task_vocabulary(looked_up, head.word_min_count, extra)
     is_lowercase = bool(extra) and all(word == word.lower() for word in extra)
     return tokenizer.with_vocabulary([*SPECIAL_WORDS, *words], lowercase_unknown=is_lowercase)
 
@@ -267,7 +268,7 @@ def initial_embeddings(
     return start, int((found >= 0).sum())
 
 
-def task_vocabulary(sentences: Iterable[Sequence[str]], min_count: int = 2, extra: Sequence[str] = ()) -> list[str]:
+def task_vocabulary(sentences: Iterable[Iterable[str]], min_count: int = 2, extra: Sequence[str] = ()) -> list[str]:
     """The words that occur at least `min_count` times in the training text, by frequency, and then `extra` words.
 
     Rarer words share `<UNK>`, which is trained by them. Special words are left out, because a tokenizer puts them in
