@@ -2,9 +2,10 @@
 
     elmo pairs blimp.tsv.gz --model elmo --output results/minimal_pairs.json
 
-The table has the columns `good` and `bad`, like the tables of BLiMP (Warstadt et al. 2020): "Who should Derek hug after
-shocking Richard?" and "Who should Derek hug Richard after shocking?". A sentence has a forward and a backward
-probability; `both` is their product. Words outside the vocabulary are predicted as `<UNK>`; their share is printed.
+The table has the columns `good`, `bad` and, for groups, `phenomenon`, like those of BLiMP (Warstadt et al. 2020): "Who
+should Derek hug after shocking Richard?" and "Who should Derek hug Richard after shocking?". A sentence has a forward
+and a backward probability; `both` is their product. Words outside the vocabulary are predicted as `<UNK>`; their share
+is printed.
 """
 
 from collections import defaultdict

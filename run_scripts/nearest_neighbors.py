@@ -4,8 +4,7 @@
 
 A few uses are drawn at random (`--seed`). Each is shown with its nearest uses in other sentences, by cosine.
 `--word_vectors glove.txt` also shows the nearest words by vectors without a context.
-`--output neighbors.json` writes the table, and a map as a .png next to it. In the folder `results/` of a
-checkpoint, both appear on its card.
+`--output neighbors.json` writes the table, and a map as a .png next to it.
 
 `--group_by` asks how the use differs between periods, genres or authors:
 
