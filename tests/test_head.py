@@ -183,7 +183,7 @@ def test_fields_of_another_head_are_not_inherited(folder, task, tmp_path):
     )
     for part in (model, ELMoTokenizer.from_pretrained(folder)):
         part.save_pretrained(tmp_path)
-    config, _ = model_of(task, head(tmp_path))[0].config, None
+    config = model_of(task, head(tmp_path))[0].config
     assert (config.task_dropout, config.max_span_width, config.classifier) == (0.1, 10, "bcn")
     assert config.scalar_mix_layer_norm == "token"  # of the biLM
     plain = model_of(task, head(tmp_path, config_overrides="{}"))[0].config

@@ -258,7 +258,7 @@ def test_schedules():
     assert factors(6, optim="adagrad", warmup_steps=4) == [0, 0.25, 0.5, 0.75, 1, 1, 1]
     with pytest.raises(ValueError, match="--decay_steps 2.5: pass a whole number, or a share"):
         OptimizationArguments(decay_steps=2.5)
-    with pytest.raises(ValueError, match="--decay_steps 7 is more than the 6 steps of the training after those before"):
+    with pytest.raises(ValueError, match="--decay_steps 7 is more than the 6 steps that are left for it"):
         factors(10, **stable, warmup_steps=4, decay_steps=7)
 
 

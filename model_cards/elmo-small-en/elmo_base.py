@@ -51,9 +51,9 @@ class ELMoPreTrainedModel(PreTrainedModel):
     _keys_to_ignore_on_load_unexpected = [r"scalar_mix\.", r"softmax\."]
 
     def __init__(self, config: ELMoConfig, *args, **kwargs):
-        # Values assigned after construction were checked for their type only.
-        for validate in (config.validate_sizes, config.validate_token_encoder, config.validate_words):
-            validate()
+        config.validate_sizes()  # values assigned after construction were checked for their type only
+        config.validate_token_encoder()
+        config.validate_words()
         config.validate_layers()
         super().__init__(config, *args, **kwargs)
         if not config.char_vocab_size:

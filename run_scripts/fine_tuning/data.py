@@ -129,7 +129,7 @@ def split_sources(arguments: DataArguments, formats: Mapping[str, RowReader]) ->
         raise ValueError(
             f"{name} has the splits {list(wholes)}; pass --train_split, --validation_split or --test_split."
         )
-    for split in given.keys() & {"validation", "test"} if "train" in given else ():
+    for split in [name for name in ("validation", "test") if {name, "train"} <= given.keys()]:
         refuse_training_data(wanted[split], f"--{split}_split", wanted["train"], "--train_split")
     return {split: _part(wholes, part, f"{name}; --{split}_split {part}") for split, part in given.items()}
 

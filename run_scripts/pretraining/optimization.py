@@ -148,8 +148,7 @@ def _number_of_steps(name: str, arguments: OptimizationArguments, num_steps: int
     given: float = getattr(arguments, name)
     if given > num_steps:
         raise ValueError(
-            f"--{name} {given} is more than the {num_steps} steps of the training after those before. Pass fewer, or a "
-            "share below 1."
+            f"--{name} {given} is more than the {num_steps} steps that are left for it. Pass fewer, or a share below 1."
         )
     return int(given) if given >= 1 else math.ceil(num_steps * given)
 
