@@ -355,9 +355,20 @@ def test_positions_of_other_batches_are_refused():
 PROGRAM = """
 import multiprocessing, sys
 from itertools import islice
+from threading import Thread
+import torch
 from modeling_elmo import ELMoTokenizer
 from modeling_elmo.run_scripts.pretraining.batches import SentenceBatches, batch_loader
 from modeling_elmo.run_scripts.pretraining.corpus import Corpus
+
+def share():  # as the thread of a worker's queue does
+    while True:
+        torch.zeros(9).share_memory_()
+
+class WithThread(torch.utils.data.IterableDataset):
+    def __iter__(self):
+        Thread(target=share, daemon=True).start()
+        yield torch.zeros(9)
 
 if __name__ == "__main__":
     multiprocessing.set_start_method(sys.argv[1])
@@ -365,6 +376,7 @@ if __name__ == "__main__":
     tokenizer(["many texts"] * 100, truncation=True, max_length=3)  # uses the threads of the Rust library
     data = SentenceBatches(Corpus.from_files([sys.argv[2]]), tokenizer, 900, is_split_into_words=False)
     print(sum(batch.num_predictions > 0 for batch in islice(batch_loader(data, num_workers=1), 5)))
+    next(iter(batch_loader(WithThread(), num_workers=1)))
 """
 
 

@@ -7,6 +7,7 @@ after it. A data set that is created with this position continues exactly there.
 Shape suffixes: B rows, T steps, W max_word_length, N tokens or sentences.
 """
 
+import atexit
 import os
 import string
 from collections import Counter
@@ -465,11 +466,14 @@ def batch_loader(dataset: CorpusBatches, num_workers: int, pin_memory: bool = Fa
         num_workers=num_workers,
         pin_memory=pin_memory,
         collate_fn=nn.Identity(),  # the stock function would walk through all lines
-        worker_init_fn=_leave_process_group,
+        worker_init_fn=_start_worker,
     )
 
 
-def _leave_process_group(_: int):
-    """Protects a worker from the Ctrl-C or SIGTERM of its group: the step that runs still needs its batches."""
+def _start_worker(_: int):
+    """Protects a worker from the Ctrl-C or SIGTERM of its group (the step that runs still needs its batches), and from
+    its own end: a spawned process, unlike a forked one, takes its interpreter down while a thread of the queue may
+    still hand tensors to torch, which then aborts the process, and with it the training."""
     if hasattr(os, "setsid"):  # not on Windows
         os.setsid()
+    atexit.register(os._exit, 0)
