@@ -390,7 +390,8 @@ class ELMoConfig(PreTrainedConfig):
         if cutoffs is not None:
             valid = bool(cutoffs) and all(isinstance(cut, int) for cut in cutoffs) and sorted({*cutoffs}) == [*cutoffs]
             valid = valid and cutoffs[0] > 0 and cutoffs[-1] < words
-            _check(valid, "adaptive_cutoffs", cutoffs, f"ascending integers between 0 and `vocab_size - 1` ({words})")
+            expected = f"ascending integers between 0 and `vocab_size - 1` ({words}), or None"
+            _check(valid, "adaptive_cutoffs", cutoffs, expected)
 
 
 def _check(valid: bool, field: str, value: Any, expected: str):

@@ -103,6 +103,8 @@ def test_a_file_of_a_folder_is_told(tmp_path):
     for name in ("model.ckpt-180.index", "model.ckpt-180.data-00000-of-00001"):
         with pytest.raises(ValueError, match=f"{name} is one file; pass the folder of the checkpoint, and --step"):
             main(["--weights", str(source / name), "--output_dir", str(tmp_path / "model")])
+    with pytest.raises(FileNotFoundError, match=f"is the prefix of a TensorFlow checkpoint; pass the folder {source}"):
+        main(["--weights", str(source / "model.ckpt-180"), "--output_dir", str(tmp_path / "model")])
     assert not (tmp_path / "model").exists()
 
 

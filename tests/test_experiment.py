@@ -197,7 +197,13 @@ def test_a_single_model_stays_when_the_experiment_gets_more(place, tmp_path, tra
         tmp_path / "elmo" / "seed-43" / "model.safetensors",
     }
     assert train(place, tmp_path, **SHORT, seed=43) == records[1:] and len(trainers) == 2
-    (third,) = train(place, tmp_path, **SHORT, seed=44)  # as the folds of a plan with one arm
+    other_data = {"train_file": str(place / "other.conll")}
+    (place / "other.conll").write_text((place / "train.conll").read_text() + "\nPlay O\n")
+    for changes, shown in (({"learning_rate": 0.5}, "learning_rate 0.05, now 0.5"), (other_data, "data_digest")):
+        with pytest.raises(FileExistsError, match=f"{tmp_path} was made with other settings: .*{shown}"):
+            train(place, tmp_path, **{**SHORT, **changes}, seed=44)
+    folds = {"train_split": "train[:90%]", "validation_split": "train[90%:]"}  # as those of a plan with one arm
+    (third,) = train(place, tmp_path, **SHORT, **folds, seed=44)
     assert read_records(tmp_path)[1] == [third, *reversed(records)]
 
 

@@ -4,6 +4,7 @@ import json
 from collections import Counter
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from datasets import Dataset
@@ -13,7 +14,13 @@ from task_worker import HEAD, TASKS, WNUT17, bilm, sentences_of
 from modeling_elmo import ELMoConfig, ELMoForPreTraining, ELMoForTokenClassification, ELMoTokenizer
 from modeling_elmo.elmo_operators import int8_obstacle
 from modeling_elmo.run_scripts import reproduce, run_ner_no_trainer, run_task
-from modeling_elmo.run_scripts.fine_tuning.head import HeadArguments, task_config, task_model, task_tokenizer
+from modeling_elmo.run_scripts.fine_tuning.head import (
+    HeadArguments,
+    initial_embeddings,
+    task_config,
+    task_model,
+    task_tokenizer,
+)
 from modeling_elmo.run_scripts.fine_tuning.task import Task
 from modeling_elmo.run_scripts.fine_tuning.tasks.tagging import Tagging, TaggingArguments
 from modeling_elmo.run_scripts.vectors.word_vectors import WordVectors, read_word_vectors
@@ -76,6 +83,11 @@ def test_words_are_counted_as_they_are_looked_up(task, tmp_path):
     tokenizer = task_tokenizer(task, head(tmp_path), train, None)
     assert words_of(tokenizer) == [*SPECIAL, '"', "n't"]
     assert tokenizer.encode_words(["“", "n’t", '"', "…"])[0].tolist() == [4, 5, 4, 3]
+    vectors = WordVectors(["the", "“", "n’t", "n't", "”"], np.eye(5, dtype=np.float32))
+    tokenizer = task_tokenizer(task, head(tmp_path), train, vectors)
+    assert words_of(tokenizer) == [*SPECIAL, '"', "n't", "the"]
+    start, found = initial_embeddings(vectors, words_of(tokenizer), 0, tokenizer)
+    assert found == 3 and start[4:].argmax(1).tolist() == [1, 3, 0] and start[4:].sum() == 3
 
 
 @pytest.mark.parametrize("options", [{"head": "linear"}, {"word_embedding_size": 0}])

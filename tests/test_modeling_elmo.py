@@ -265,6 +265,8 @@ def test_scalar_mix_is_equation_1(mode, norm):
         whole = mix(tuple(layers), torch.ones(2, 5))
         torch.testing.assert_close(mix(tuple(layers)), whole)
         torch.testing.assert_close(mix(tuple(layers.flatten(1, 2))), whole.flatten(0, 1))
+    else:
+        fails("the layers have no rows; pass `attention_mask`", mix, tuple(layers.flatten(1, 2)))
     fails("received 2 layers; pass all 3", mix, tuple(layers[:2]))
 
 
@@ -523,6 +525,10 @@ def test_resizing_changes_the_last_cluster_of_an_adaptive_softmax(size, tmp_path
     model.save_pretrained(tmp_path)
     again = ELMoForPreTraining.from_pretrained(tmp_path)
     assert torch.equal(again.eval()(**batch, labels=batch["input_ids"]).loss, loss)
+    bilm = ELMoModel.from_pretrained(tmp_path)
+    bilm.resize_token_embeddings(5)  # it has no softmax whose clusters could be too large
+    bilm.save_pretrained(tmp_path)
+    assert ELMoModel.from_pretrained(tmp_path).config.vocab_size == 5
 
 
 def test_other_clusters_of_an_adaptive_softmax_stay():

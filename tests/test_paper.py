@@ -18,6 +18,7 @@ from modeling_elmo.run_scripts.experiments.paper import (
     PaperArguments,
     fold_options,
     planned,
+    progress_line,
     read_plan,
 )
 from modeling_elmo.run_scripts.experiments.paper_page import paper_page, update_page
@@ -98,7 +99,7 @@ def test_pages_are_made_of_the_shipped_records(tmp_path):
     folder, results = tmp_path / "experiments", SHIPPED.parent / "docs" / "RESULTS.md"
     shutil.copytree(SHIPPED / "experiments", folder)
     document = Path(shutil.copy(results, tmp_path))
-    for name, others in (("elmo-small-en", [folder / "elmo-small-en-14M"]), ("elmo-small-en-14M", [])):
+    for name, others in (("elmo-small-en-14M", []), ("elmo-small-en", [folder / "elmo-small-en-14M"])):
         page = paper_page(read_plan(PLAN), folder / name, others)
         assert f"{page}\n" == (SHIPPED / "experiments" / name / "README.md").read_text(encoding="utf-8")
     update_page(document, page)
@@ -136,6 +137,16 @@ def test_each_arm_needs_its_models(place):
     for number in (5, 6, 7):
         write_records(experiment.folder, experiment.settings, records[:number])
         assert experiment.is_finished() == (number == 7)
+        shown = "finished, models: 7" if number == 7 else f"not finished, models: {number - 3} of 4"
+        assert progress_line(experiment) == f"entities: {shown}"
+
+
+def test_a_plan_of_baselines_finishes(place):
+    arguments = PaperArguments(model_name_or_path=str(place / "bilm"), data=str(place / "data"), output_dir=str(place))
+    entry = {**ENTITIES, "options": {**ENTITIES["options"], "compare_baseline": False, "use_elmo": False, "seeds": 1}}
+    experiment = planned(entry, arguments, "digest")
+    write_records(experiment.folder, experiment.settings, [{"arm": "baseline", "seed": 42}])
+    assert experiment.is_finished() and "--no_use_elmo" in experiment.commands[0]
 
 
 def test_a_page_without_its_place_is_refused_before_training(place):

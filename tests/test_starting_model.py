@@ -124,6 +124,18 @@ def test_words_are_counted_as_the_checkpoint_looks_them_up(is_split_into_words, 
     assert list(extended.encode_words(words)[0]) == [*range(6, len(extended))]
 
 
+@pytest.mark.parametrize("kind", ["extend", "replace"])
+def test_each_word_of_a_vocabulary_file_can_be_looked_up(kind, tmp_path):
+    base = save_model(tmp_path / "base", vocab=["<S>", "</S>", "<UNK>", "the", "n't"], plain_signs=True)
+    (tmp_path / "words.txt").write_text("<S>\n</S>\n<UNK>\nthe\n“\nn’t\n”\n", encoding="utf-8")
+    _, tokenizer = start(tmp_path, base, vocabulary=kind, vocabulary_file=tmp_path / "words.txt")
+    words = tokenizer.convert_ids_to_tokens(range(4, len(tokenizer)))
+    assert words == (["the", "n't", '"'] if kind == "extend" else ["the", '"', "n't"])
+    assert list(tokenizer.encode_words(["“", "n’t", "the"])[0]) == [
+        4 + words.index(word) for word in ('"', "n't", "the")
+    ]
+
+
 def test_loaded_weights_are_aligned_and_in_single_precision(base, tmp_path):
     """MKL rounds differently where they are not aligned, and a resumed run would differ from an uninterrupted one."""
     ELMoForPreTraining.from_pretrained(base / "run", dtype=torch.bfloat16).save_pretrained(tmp_path)

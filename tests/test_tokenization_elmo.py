@@ -466,6 +466,8 @@ def test_train_new_from_iterator():
     assert more.all_special_tokens[-2:] == ["[E]", "[F]"]
     with pytest.raises(ValueError, match="special words of ELMo have fixed names"):
         base.train_new_from_iterator(texts, 5, special_tokens_map={"<S>": "<s>"})
+    cut = ELMoTokenizer(max_word_length=8, cut_before_lookup=True).train_new_from_iterator(["extraordinary"], 9)
+    assert cut.encode_words(["extraordinary", "extrao"])[0].tolist() == [4, 4]
 
 
 def test_added_tokens_are_words(tokenizer):

@@ -72,7 +72,8 @@ def test_initial_embeddings():
     vectors = WordVectors([*words, "</s>", "<unk>"], rng.normal(3, 4, (1002, 50)).astype(np.float32))
     unknown = [f"new{row}" for row in range(1000)]
     vocabulary = [*SPECIAL_WORDS, "London", "LONDON", "Word7", "word7", *unknown]
-    start, found = initial_embeddings(vectors, vocabulary, seed=3, lowercase=True)
+    lowercased = ELMoTokenizer(lowercase_unknown=True)
+    start, found = initial_embeddings(vectors, vocabulary, seed=3, tokenizer=lowercased)
     assert start.shape == (1008, 50) and start.dtype == np.float32 and found == 5
     assert not start[0].any()
     np.testing.assert_allclose(start[3], vectors.vectors.mean(0), rtol=1e-5, atol=1e-6)
@@ -82,9 +83,9 @@ def test_initial_embeddings():
     assert start[8:].std() == pytest.approx(deviation, rel=0.02) and abs(start[8:].mean()) < 0.05 * deviation
     assert np.unique(start[8:], axis=0).shape == (1000, 50)
 
-    assert np.array_equal(initial_embeddings(vectors, vocabulary, seed=3, lowercase=True)[0], start)
-    assert not np.array_equal(initial_embeddings(vectors, vocabulary, seed=4, lowercase=True)[0][8:], start[8:])
-    cased, found = initial_embeddings(vectors, vocabulary, seed=3, lowercase=False)
+    assert np.array_equal(initial_embeddings(vectors, vocabulary, seed=3, tokenizer=lowercased)[0], start)
+    assert not np.array_equal(initial_embeddings(vectors, vocabulary, seed=4, tokenizer=lowercased)[0][8:], start[8:])
+    cased, found = initial_embeddings(vectors, vocabulary, seed=3, tokenizer=ELMoTokenizer())
     assert found == 2 and np.array_equal(cased[4], start[4]) and np.array_equal(cased[7:], start[7:])
     assert not any(np.array_equal(cased[row], start[row]) for row in (2, 5, 6))
 

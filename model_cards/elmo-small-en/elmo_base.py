@@ -257,12 +257,12 @@ class ELMoPreTrainedModel(PreTrainedModel):
         size = len(source_rows)
         if size <= max(self.config.bos_token_id, self.config.eos_token_id, self.config.unk_token_id):
             raise ValueError(f"A vocabulary of {size} words has no room for the special words; pass 4 or more.")
-        rows_V, modules = torch.tensor(source_rows, device="cpu"), list(self.modules())
+        rows_V, modules, cutoffs = torch.tensor(source_rows, device="cpu"), list(self.modules()), None
         for module in modules:  # first, because an adaptive softmax may refuse
             if isinstance(module, ELMoSoftmax):
                 module.choose_rows(rows_V, mean)
-                if module.adaptive is not None:
-                    self.config.adaptive_cutoffs = module.adaptive.cutoffs[:-1]
+                cutoffs = None if module.adaptive is None else module.adaptive.cutoffs[:-1]
+        self.config.adaptive_cutoffs = cutoffs
         for module in modules:
             if isinstance(words := getattr(module, "word_embeddings", None), nn.Embedding):
                 words.weight, words.num_embeddings = chosen_rows(words.weight, rows_V, mean), size

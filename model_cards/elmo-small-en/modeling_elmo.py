@@ -143,7 +143,8 @@ class ScalarMix(nn.Module):
     def forward(self, hidden_states: tuple[Tensor, ...] | None, attention_mask: Tensor | None = None) -> Tensor:
         """Mixes the layers, each `(batch, time, width)`; zeros where `attention_mask` `(batch, time)` is 0.
 
-        The layers may also have the real tokens only, `(tokens, width)`, and the mix has then, too.
+        The layers may also have the real tokens only, `(tokens, width)`, and the mix has then, too; the layer norm
+        `"bilm"` then needs the mask, which shows the rows.
         """
         if hidden_states is None:
             return self.l2 * (self.weights if self.weights is not None else self.gamma.new_zeros(1)).square().sum()
@@ -163,6 +164,10 @@ class ScalarMix(nn.Module):
             return F.layer_norm(layer, layer.shape[-1:])
         chosen_BT = mask_BT
         if self.layer_norm == "bilm":  # the original removed the markers first
+            if mask_BT.dim() != 2:
+                raise ValueError(
+                    "`scalar_mix_layer_norm` is 'bilm', and the layers have no rows; pass `attention_mask`."
+                )
             chosen_BT = mask_BT & (mask_BT.cumsum(1) > 1) & (mask_BT.flip(1).cumsum(1).flip(1) > 1)
         if not chosen_BT.any():  # only markers
             return layer

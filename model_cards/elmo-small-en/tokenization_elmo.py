@@ -512,7 +512,7 @@ class ELMoTokenizer(TokenizersBackend):
         for texts in text_iterator:
             for text in [texts] if isinstance(texts, str) else texts:
                 words = (word for word in self.splitter.words(text) if word not in self.splitter.added)
-                counts.update(map(self.word_table.spelling, words))
+                counts.update(map(self.word_table.looked_up, words))
         options = {}
         if new_special_tokens:
             options["extra_special_tokens"] = [*self.extra_special_tokens, *new_special_tokens]

@@ -49,6 +49,10 @@ def fetch(reference: str | Path, scratch: Path) -> Path:
         except (HfHubHTTPError, LocalEntryNotFoundError) as error:
             raise FileNotFoundError(f"{reference} cannot be downloaded: {' '.join(str(error).split())}") from error
     if not path.exists():
+        if Path(f"{path}.index").is_file():
+            raise FileNotFoundError(
+                f"{reference} is the prefix of a TensorFlow checkpoint; pass the folder {path.parent}."
+            )
         raise FileNotFoundError(f"{reference} does not exist; pass a file, a folder, a .zip or hf://user/repo/path.")
     if path.is_dir() or path.suffix.lower() != ".zip":
         return path

@@ -78,7 +78,7 @@ def convert_checkpoint(
 
     Args:
         source: the format: `OriginalCheckpoint`, `TensorFlowCheckpoint` or `ManyLangsCheckpoint`.
-        weights: a folder, a `.zip` archive, of HDF5 also a file, or `hf://user/repo[@revision]/path`.
+        weights: a folder, a `.zip` archive, a file of HDF5 or of ELMoForManyLangs, or `hf://user/repo[@revision]/path`.
         output_dir: new or empty folder. After an error it is unchanged.
         pre_tokenization: how the tokenizer splits raw text, see `ELMoTokenizer`. Default: as the released models.
         options: those of the format's `find`, such as `options` and `vocabulary`; `elmo convert --help` describes them.

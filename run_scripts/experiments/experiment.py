@@ -32,7 +32,12 @@ from modeling_elmo.run_scripts.fine_tuning.data import training_share
 from modeling_elmo.run_scripts.fine_tuning.features import FeatureStore, feature_store
 from modeling_elmo.run_scripts.fine_tuning.head import HeadArguments, task_config, task_tokenizer, train_task
 from modeling_elmo.run_scripts.fine_tuning.task import Record, SplitOutput, Task
-from modeling_elmo.run_scripts.fine_tuning.trainer import TaskTrainer, TaskTrainingArguments, last_checkpoint
+from modeling_elmo.run_scripts.fine_tuning.trainer import (
+    TaskTrainer,
+    TaskTrainingArguments,
+    checkpoints_in,
+    last_checkpoint,
+)
 from modeling_elmo.run_scripts.program.command_line import option
 from modeling_elmo.run_scripts.program.files import (
     check_model,
@@ -51,6 +56,7 @@ logger = logging.get_logger(__name__)
 SETTINGS = "settings.json"  # of a model that was begun
 # Settings that name what a digest stands for: another disk may have the same files elsewhere.
 FILE_SETTINGS = ("model_name_or_path", "word_vectors", "train_file", "validation_file", "test_file", "dataset")
+SPLIT_SETTINGS = ("train_split", "validation_split", "test_split")
 ELMO_SETTINGS = ("elmo_placement", "scalar_mix_mode", "scalar_mix_l2", "elmo_dropout", "freeze_bilm")
 REFUSED_WITH_ENSEMBLE = (
     "ablation",
@@ -271,8 +277,12 @@ class Experiment:
             begun = record["settings"]
         elif (folder / "record.json").exists() or last_checkpoint(folder):
             begun = read_json(folder / SETTINGS) if (folder / SETTINGS).exists() else {}
-        else:
-            return
+        else:  # a new model of the arm: only its seed may differ, or its fold
+            folder, records = self.folder, reports.read_records(self.folder)[1]
+            begun = next((each["settings"] for each in records if each["arm"] == arm.name), settings)
+            is_fold = any(begun.get(name) != settings.get(name) for name in SPLIT_SETTINGS)
+            own = ("seed", *(("data_digest", *SPLIT_SETTINGS) if is_fold else ()))
+            begun = begun | {name: settings[name] for name in own if name in settings}
         if not is_same_model(begun, settings):
             raise FileExistsError(
                 f"{folder} was made with other settings: {reports.different_settings(begun, settings)}. Pass another "
@@ -330,7 +340,7 @@ class Experiment:
         if trainer.is_world_process_zero():
             reports.write_run(folder, record, self.arguments, self.training)
             sync(folder)
-            for checkpoint in folder.glob("checkpoint-*"):  # the folder itself holds the best of them now
+            for checkpoint in checkpoints_in(folder).values():  # the folder itself holds the best of them now
                 shutil.rmtree(checkpoint)
         return record
 

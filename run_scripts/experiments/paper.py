@@ -83,8 +83,12 @@ class PlannedExperiment(NamedTuple):
         planned, results = read_records(self.folder)
         if not self.arms:
             return planned is not None and bool(results)
-        found = Counter(record["arm"] for record in results)
-        return planned is not None and all(found[arm] >= self.runs for arm in self.arms)
+        return planned is not None and self.models_found(results) == len(self.arms) * self.runs
+
+    def models_found(self, records: Sequence[dict[str, Any]]) -> int:
+        """How many of the planned models have records."""
+        found = Counter(record["arm"] for record in records)
+        return sum(min(found[arm], self.runs) for arm in self.arms)
 
 
 def run_plan(arguments: PaperArguments) -> list[dict[str, Any]]:
@@ -203,7 +207,9 @@ def planned(entry: PlanEntry, arguments: PaperArguments, digest: str) -> Planned
         options |= {"resume_from_checkpoint": "last"} if any(trained.glob("checkpoint-*")) else {}
     elif program == "reproduce":
         layers = ELMoConfig.from_pretrained(arguments.model_name_or_path).num_hidden_layers
-        arms = experiment_arms(options.get("ablation"), options.get("compare_baseline", False), True, layers)
+        arms = experiment_arms(
+            options.get("ablation"), options.get("compare_baseline", False), options.get("use_elmo", True), layers
+        )
         options |= {
             "model_name_or_path": model,
             "output_dir": folder,
@@ -262,8 +268,8 @@ def progress_line(experiment: PlannedExperiment) -> str:
     records, finished = read_records(experiment.folder)[1], experiment.is_finished()
     parts = [f"{experiment.name}: {'finished' if finished else 'not finished'}"]
     if experiment.arms:
-        of_all = "" if finished else f" of {len(experiment.arms) * experiment.runs}"
-        parts.append(f"models: {len(records)}{of_all}")
+        of_all = f"{experiment.models_found(records)} of {len(experiment.arms) * experiment.runs}"
+        parts.append(f"models: {len(records) if finished else of_all}")
     if minutes := [record["seconds"] / 60 for record in records if "seconds" in record]:
         parts.append(f"{sum(minutes) / len(minutes):.1f} minutes for each")
     return ", ".join(parts)

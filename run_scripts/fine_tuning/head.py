@@ -97,9 +97,10 @@ def task_tokenizer(task: Task, head: HeadArguments, train: Dataset, vectors: Wor
     tokenizer = load_pretrained(ELMoTokenizer, head.model_name_or_path)
     if not word_vector_size(head, vectors) or load_pretrained(ELMoConfig, head.model_name_or_path).word_embedding_size:
         return tokenizer
-    extra = vectors.words if vectors else ()
-    looked_up = (map(tokenizer.word_table.spelling, words) for words in task.words(train, tokenizer))
-    words = task_vocabulary(looked_up, head.word_min_count, extra)
+    looked_up = tokenizer.word_table.looked_up
+    extra = [*map(looked_up, vectors.words)] if vectors else []
+    texts = (map(looked_up, words) for words in task.words(train, tokenizer))
+    words = task_vocabulary(texts, head.word_min_count, extra)
     is_lowercase = bool(extra) and all(word == word.lower() for word in extra)
     return tokenizer.with_vocabulary([*SPECIAL_WORDS, *words], lowercase_unknown=is_lowercase)
 
@@ -120,7 +121,7 @@ def task_model(
             f"--word_vectors {head.word_vectors}: a linear head has no word vectors; leave the option out."
         )
     words = tokenizer.convert_ids_to_tokens(range(len(tokenizer)))
-    start, found = initial_embeddings(vectors, words, seed, tokenizer.lowercase_unknown)
+    start, found = initial_embeddings(vectors, words, seed, tokenizer)
     logger.warning(f"{found:,} of {len(words):,} words have a vector in {head.word_vectors}.")
     model.token_features.word_embeddings.weight.data.copy_(torch.from_numpy(start))
     return model
@@ -196,10 +197,10 @@ def task_config(
 ) -> ELMoConfig:
     """The biLM's configuration with the head's fields: options, then `--config_overrides`, data, and `overrides`."""
     reserved = [*task.config, *([] if vectors is None else ["task_word_embedding_size"])]
-    every = [each.name for each in fields(ELMoConfig)]
-    of_heads = {*every[every.index("head") :]}  # not inherited: the folder may hold a head of another task
+    every = fields(ELMoConfig)
+    of_heads = every[[each.name for each in every].index("head") :]
     values: dict[str, Any] = {
-        **{each.name: each.default for each in fields(ELMoConfig) if each.name in of_heads},
+        **{each.name: each.default for each in of_heads},  # not inherited: the folder may hold a head of another task
         **{name: getattr(head, name) for name in ("head", "use_elmo", "elmo_placement", "freeze_bilm")},
         **mix_options(task, head),
         "scalar_mix_mode": int(head.scalar_mix_mode) if head.scalar_mix_mode.isdecimal() else head.scalar_mix_mode,
@@ -249,14 +250,17 @@ def word_vector_size(head: HeadArguments, vectors: WordVectors | None) -> int:
 
 
 def initial_embeddings(
-    vectors: WordVectors, vocabulary: Sequence[str], seed: int, lowercase: bool
+    vectors: WordVectors, vocabulary: Sequence[str], seed: int, tokenizer: ELMoTokenizer
 ) -> tuple[np.ndarray, int]:
     """The initial embedding of each word: its vector, or random numbers with the vectors' standard deviation.
 
-    `<PAD>` gets zeros, and `<UNK>` the mean of all vectors. With `lowercase`, a word without a vector gets the vector
-    of its lower-case form. Also returns the number of words with a vector.
+    `<PAD>` gets zeros, and `<UNK>` the mean of all vectors. A word without a vector gets that of the first word which
+    the tokenizer looks up as the same, or with `lowercase_unknown` that of its lower-case form. Also returns the number
+    of words with a vector.
     """
-    rows = {word: row for row, word in enumerate(vectors.words)} | {PAD_WORD: -1, UNK_WORD: -1}
+    own = {word: row for row, word in enumerate(vectors.words)} | {PAD_WORD: -1, UNK_WORD: -1}
+    looked_up = {tokenizer.word_table.looked_up(word): row for word, row in reversed(own.items())}
+    rows, lowercase = looked_up | own, tokenizer.lowercase_unknown
     found = np.array([rows.get(word, rows.get(word.lower(), -1) if lowercase else -1) for word in vocabulary])
     start = np.random.default_rng(seed).standard_normal((len(vocabulary), vectors.vectors.shape[1]), np.float32)
     mean = vectors.vectors.mean(dtype=np.float64)  # in double precision, without a copy of the vectors

@@ -289,8 +289,13 @@ class TaskTrainer(Trainer):
             self.average.load_trained(Path(resume_from_checkpoint))
 
 
+def checkpoints_in(folder: Path) -> dict[int, Path]:
+    """The checkpoints that Trainer has left in a folder, by their step."""
+    steps = ((path.name.removeprefix("checkpoint-"), path) for path in folder.glob("checkpoint-*"))
+    return {int(step): path for step, path in steps if step.isdecimal()}
+
+
 def last_checkpoint(folder: Path) -> str | None:
     """The last complete checkpoint in a folder: Trainer writes its state last."""
-    files = folder.glob("checkpoint-*/trainer_state.json")
-    complete = {int(file.parent.name[11:]): file.parent for file in files if file.parent.name[11:].isdecimal()}
+    complete = {step: path for step, path in checkpoints_in(folder).items() if (path / "trainer_state.json").is_file()}
     return str(complete[max(complete)]) if complete else None

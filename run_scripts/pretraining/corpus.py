@@ -290,12 +290,12 @@ def words_of(text: SentenceText, split: Callable[[str], list[str]] = str.split) 
 
 
 def word_frequencies(
-    corpus: Corpus, split: Callable[[str], list[str]], spelling: Callable[[str], str] = str
+    corpus: Corpus, split: Callable[[str], list[str]], looked_up: Callable[[str], str] = str
 ) -> tuple[int, Counter[str]]:
-    """The number of texts, and the count of each word in the spelling that is looked up."""
+    """The number of texts, and the count of each word as it is looked up."""
     counts, num_texts = Counter[str](), 0
     for text in tqdm(corpus.texts(), unit=" texts", unit_scale=True, desc="counting"):
-        counts.update(map(spelling, words_of(text, split)))
+        counts.update(map(looked_up, words_of(text, split)))
         num_texts += 1
     return num_texts, counts
 

@@ -143,8 +143,8 @@ def make_starting_model(
     path = Path(arguments.vocabulary_file) if arguments.vocabulary_file else output_dir / "vocab.txt"
     rules = arguments.pre_tokenization or "moses"
 
-    def count(split: Callable[[str], list[str]], spelling: Callable[[str], str] = str):
-        _, counts = word_frequencies(corpus, str.split if corpus_args.is_split_into_words else split, spelling)
+    def count(split: Callable[[str], list[str]], looked_up: Callable[[str], str] = str):
+        _, counts = word_frequencies(corpus, str.split if corpus_args.is_split_into_words else split, looked_up)
         write_vocabulary(path, most_frequent_lines(counts, arguments.vocabulary_size))
 
     if arguments.model_name_or_path is None:
@@ -154,7 +154,7 @@ def make_starting_model(
     model, tokenizer = load_checkpoint(arguments.model_name_or_path, **arguments.softmax_options)
     arguments.check_softmax(model.config)
     if arguments.vocabulary_size is not None:
-        on_main_process(accelerator, partial(count, tokenizer.splitter.words, tokenizer.word_table.spelling))
+        on_main_process(accelerator, partial(count, tokenizer.splitter.words, tokenizer.word_table.looked_up))
     if arguments.vocabulary != "keep":
         words = read_vocabulary(path)
         tokenizer = change_vocabulary(model, tokenizer, words, keep_all=arguments.vocabulary == "extend")
@@ -193,9 +193,10 @@ def change_vocabulary(
 ) -> ELMoTokenizer:
     """Gives the model another vocabulary. Words in both keep their vectors, even if their ids change.
 
-    `words` has special words first; `keep_all` keeps the old words before them.
+    `words` has special words first; `keep_all` keeps the old words before them. Words that the tokenizer looks up as
+    one are one.
     """
-    old = tokenizer.get_vocab()
+    old, words = tokenizer.get_vocab(), [*dict.fromkeys(map(tokenizer.word_table.looked_up, words))]
     if keep_all:
         words = [*sorted(old, key=old.__getitem__), *(word for word in words if word not in old)]
     tokenizer = tokenizer.with_vocabulary(words)  # it may have more words: markers that were added to the tokenizer

@@ -149,27 +149,32 @@ def split_parts(split: str, sizes: Mapping[str, int], where: str) -> list[Any]:
 
 
 def refuse_training_data(held_out: str, held_out_option: str, train: str, train_option: str):
-    """Refuses a held-out part of splits that overlaps with the training data, whatever the sizes of the splits.
+    """Refuses a held-out part of splits that overlaps with the training data, whatever the sizes of large splits.
 
     The training data themselves, all of them, may be evaluated on.
     """
-    pieces = [piece.strip() for piece in f"{held_out}+{train}".split("+")]
-    units = {"%" in piece for piece in pieces if "[" in piece}
-    if held_out == train or (len(pieces) == 2 and not units):
+    if held_out == train:
         return
     require("datasets", extra="train", purpose=f"{held_out_option} {held_out}")
     from datasets import ReadInstruction
 
-    sizes = {piece.split("[")[0]: SPLIT_SIZE for piece in pieces}
+    sizes = {piece.split("[")[0].strip(): SPLIT_SIZE for piece in f"{held_out}+{train}".split("+")}
+
+    def parts(split: str) -> list[tuple[bool, Any]]:
+        """Whether each part is in percent, and the part."""
+        in_percent = ["%" in piece for piece in split.split("+")]
+        return [*zip(in_percent, ReadInstruction.from_spec(split).to_absolute(sizes), strict=True)]
+
     try:
-        ours, theirs = (ReadInstruction.from_spec(split).to_absolute(sizes) for split in (held_out, train))
+        ours, theirs = parts(held_out), parts(train)
     except ValueError:
         return  # `split_parts` refuses it, and knows the names of the splits
-    for part, other in product(ours, theirs):
-        is_comparable = len(units) < 2 or SPLIT_SIZE in (part.to - part.from_, other.to - other.from_)
+    for (in_percent, part), (other_in_percent, other) in product(ours, theirs):
+        # Rows and percents can be compared only if one of the parts is the whole split.
+        is_comparable = in_percent == other_in_percent or SPLIT_SIZE in (part.to - part.from_, other.to - other.from_)
         overlaps = max(part.from_, other.from_) < min(part.to, other.to)
         if (name := part.splitname) == other.splitname and is_comparable and overlaps:
-            rest = f"pass another, or {train_option} with the rest, such as '{name}[:90%]' for '{name}[90%:]'"
+            rest = f"pass another or none, or {train_option} with the rest, such as '{name}[:90%]' for '{name}[90%:]'"
             raise ValueError(f"{held_out_option} {held_out} is also training data ({train}); {rest}.")
 
 
