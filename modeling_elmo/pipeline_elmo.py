@@ -87,7 +87,7 @@ class ELMoQuestionAnsweringPipeline(ChunkPipeline):
 
     def _forward(self, window: dict[str, Any]) -> dict[str, Any]:
         kept = {name: window.pop(name) for name in ("example", "offsets", "is_last")}
-        output = self.model.eval()(**window)  # also if it was just trained
+        output = self.model.eval()(**window, return_dict=True)  # also if it was just trained
         return {**kept, "start": output.start_logits, "end": output.end_logits, "mask": window["attention_mask"]}
 
     def postprocess(

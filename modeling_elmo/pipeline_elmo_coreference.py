@@ -47,7 +47,7 @@ class ELMoCoreferencePipeline(ChunkPipeline):
         max_words: maximum words that are read at once; it bounds the memory. A longer document is read in windows. Each
             begins with sentences of the window before, a quarter of `max_words`, in which its words find antecedents.
         language: language of a text that is not split into sentences, as a code such as `"en"`.
-        genre: genre of the text, one of `config.label2id`, for a model that knows genres. Default: the first. A model
+        genre: genre of the text, one of `config.id2label`, for a model that knows genres. Default: the first. A model
             that reads speakers takes the document for the words of one.
     """
 
@@ -64,7 +64,7 @@ class ELMoCoreferencePipeline(ChunkPipeline):
         check_integers(options, max_words=1)
         if options.get("singletons") and not self.model.config.train_singletons:
             raise ValueError("`singletons` is True, but this model was trained without singletons; leave it out.")
-        genres = [*self.model.config.label2id] if self.model.config.num_genres else []
+        genres = [*self._genres()]
         if options.get("genre") not in (None, *genres):
             raise ValueError(f"`genre` is {options['genre']!r}; this model knows {', '.join(genres) or 'no genres'}.")
         for_clusters = {"singletons": options.pop("singletons")} if "singletons" in options else {}
@@ -86,12 +86,18 @@ class ELMoCoreferencePipeline(ChunkPipeline):
         if config.use_speakers:
             inputs["speaker_ids"] = torch.zeros(len(sentences), dtype=torch.long)
         if config.num_genres:
-            inputs["genre_ids"] = torch.tensor(0 if genre is None else config.label2id[genre])
+            inputs["genre_ids"] = torch.tensor(0 if genre is None else self._genres()[genre])
         return inputs
+
+    def _genres(self) -> dict[str, int]:
+        config = self.model.config
+        return {name: number for number, name in config.id2label.items()} if config.num_genres else {}
 
     def _forward(self, window: dict[str, Any]) -> dict[str, Any]:
         shown, sentences, is_last = (window.pop(name) for name in ("shown", "sentences", "is_last"))
-        output = self.model.eval()(**window)  # a model that was just trained returns no clusters otherwise
+        output = self.model.eval()(
+            **window, return_dict=True
+        )  # a model that was just trained returns no clusters otherwise
         return {"shown": shown, "is_last": is_last, "links": links_of(output, *sentences)}
 
     def postprocess(self, windows: Iterable[dict[str, Any]], singletons: bool | None = None) -> dict[str, list]:

@@ -100,7 +100,7 @@ class ELMoSemanticRolePipeline(Pipeline):
             inputs = (batch.get("character_ids"), batch["input_ids"], batch["attention_mask"], None, None)
             batch["elmo_hidden_states"] = torch.stack(self.model.elmo(*inputs, return_dict=True).hidden_states, dim=1)
         if (marks_BT == FIND).any():
-            output = self.model(**batch)
+            output = self.model(**batch, return_dict=True)
             marks_BT = torch.where(marks_BT == FIND, (output.predicate_logits > 0).to(marks_BT), marks_BT)
             check_numbers(output.predicate_logits)
         found: list[list[PredicateTags]] = [[] for _ in marks_BT]
@@ -114,7 +114,7 @@ class ELMoSemanticRolePipeline(Pipeline):
         return {"sentence": sentences, "found": found if isinstance(sentences, list) else found[0]}
 
     def _tagged(self, rows: dict[str, Tensor]) -> Iterator[PredicateTags]:
-        output = self.model(**rows)
+        output = self.model(**rows, return_dict=True)
         check_numbers(output.logits)
         words = rows["attention_mask"].bool()
         probabilities_PT = output.logits.gather(-1, output.predictions.clamp(min=0)[..., None])[..., 0].exp()

@@ -8,6 +8,7 @@ the columns `tokens` and `ner_tags` instead. `elmo ner` adds what this script le
 words of the training data, records, a card with figures, and resuming with the same data and settings only.
 """
 
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
@@ -38,8 +39,8 @@ class StockArguments:
 
 def sentences(path: str) -> Iterator[dict[str, list[str]]]:
     """The words and tags of each sentence."""
-    with open(path, encoding="utf-8") as file:
-        blocks = file.read().split("\n\n")
+    with open(path, encoding="utf-8-sig") as file:
+        blocks = re.split(r"\n\s*\n", file.read())
     for block in filter(str.strip, blocks):
         rows = [line.split() for line in block.strip().splitlines()]
         yield {"tokens": [row[0] for row in rows], "tags": [row[-1] for row in rows]}

@@ -19,7 +19,7 @@ from transformers import AutoModelForPreTraining
 from modeling_elmo.prediction_elmo import score_texts
 from modeling_elmo.run_scripts.cards.tables import markdown_table
 from modeling_elmo.run_scripts.program.command_line import ProgramParser, option, run
-from modeling_elmo.run_scripts.program.data_files import table_rows
+from modeling_elmo.run_scripts.program.data_files import ROW_READERS, format_suffix
 from modeling_elmo.run_scripts.program.files import check_output, write_json
 from modeling_elmo.run_scripts.vectors.embedding import load_model_and_tokenizer
 
@@ -37,16 +37,20 @@ class PairsArguments:
 def main(arguments: list[str] | None = None) -> dict[str, dict[str, float]]:
     """Returns the number of pairs, and shares between 0 and 1, of each group and of all."""
     parser = ProgramParser(PairsArguments, description=__doc__)
-    parser.add_argument("pairs", metavar="TABLE", help="Table with the pairs: .tsv or .csv, also .gz or .zst.")
+    parser.add_argument("pairs", metavar="TABLE", help="Table with the pairs: .tsv, .csv or .jsonl, also .gz or .zst.")
     parsed, positional = parser.parse(arguments)
     check_output(parsed.output)
-    groups, parts = defaultdict(list), {}
-    for location, row in table_rows(Path(positional.pairs), []):
+    groups, parts, path = defaultdict(list), {}, Path(positional.pairs)
+    if format_suffix(path) not in ROW_READERS:
+        raise ValueError(f"{path}: unknown suffix; pass a table that ends in {', '.join(ROW_READERS)}, .gz or .zst.")
+    for location, row in ROW_READERS[format_suffix(path)](path):
         if absent := [name for name in (parsed.group_column, "good", "bad") if not row.get(name)]:
             raise ValueError(f"{location} has no {absent[0]!r}: {row!r:.200}. Correct it, or pass another table.")
         if row[parsed.group_column] == ALL:
             raise ValueError(f"{location}: the group {ALL!r} has the name of the last row. Call it by another name.")
         groups[row[parsed.group_column]] += row["good"], row["bad"]
+    if not groups:
+        raise ValueError(f"{path} has no pairs; pass a table with columns good and bad.")
     model, tokenizer = load_model_and_tokenizer(parsed.model, auto_class=AutoModelForPreTraining)
     for name, texts in tqdm(groups.items(), unit=" groups", desc="scoring"):
         scores = score_texts(model, tokenizer, texts)

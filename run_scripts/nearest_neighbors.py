@@ -27,14 +27,7 @@ import numpy as np
 from modeling_elmo.run_scripts.cards.figures import draw_change, draw_map
 from modeling_elmo.run_scripts.pretraining.corpus import Corpus, SentenceText, find_files, words_of
 from modeling_elmo.run_scripts.program.command_line import ProgramParser, option, refuse_unread, run
-from modeling_elmo.run_scripts.program.data_files import (
-    TABLE_SUFFIXES,
-    LocatedRow,
-    format_suffix,
-    json_rows,
-    numbered_texts,
-    table_rows,
-)
+from modeling_elmo.run_scripts.program.data_files import ROW_READERS, LocatedRow, format_suffix, numbered_texts
 from modeling_elmo.run_scripts.program.files import check_output, write_json
 from modeling_elmo.run_scripts.vectors.embedding import load_model_and_tokenizer
 from modeling_elmo.run_scripts.vectors.layer_sources import text_name
@@ -231,10 +224,8 @@ def grouped_sentences(patterns: list[str], group_by: str, text_column: str) -> I
 
 def located_rows(path: Path, text_column: str) -> Iterator[LocatedRow]:
     """The rows of a table. The texts of other files are rows of one column."""
-    if format_suffix(path) == ".jsonl":
-        return json_rows(path)
-    if format_suffix(path) in TABLE_SUFFIXES:
-        return table_rows(path, [])
+    if format_suffix(path) in ROW_READERS:
+        return ROW_READERS[format_suffix(path)](path)
     return ((f"{path}, line {number}", {text_column: text}) for number, text in numbered_texts(path, text_column))
 
 

@@ -16,6 +16,7 @@ from accelerate.utils import set_seed
 from torch.nn.utils.rnn import pad_sequence
 from torch.utils.data import DataLoader
 from tqdm.auto import tqdm
+from transformers.utils import CONFIG_NAME
 
 from modeling_elmo.run_scripts.fine_tuning.head import BasicHeadArguments, HeadArguments, task_model, task_tokenizer
 from modeling_elmo.run_scripts.fine_tuning.task import SplitOutput
@@ -47,6 +48,8 @@ def main(arguments: list[str] | None = None) -> list[dict[str, float]]:
     head, task = HeadArguments(**vars(model_options)), Tagging(data_options)
     if not {"train", "validation"} <= {*task.data}:
         raise ValueError(f"There are only the splits {', '.join(task.data)}; pass --train_file and --validation_file.")
+    if Path(loop.output_dir, CONFIG_NAME).exists():
+        raise FileExistsError(f"{loop.output_dir} holds a model; pass another --output_dir.")
     accelerator = Accelerator(cpu=not has_accelerator(), gradient_accumulation_steps=loop.gradient_accumulation_steps)
     check_processes(accelerator.num_processes)
     with sole_run(Path(loop.output_dir), is_main_process=accelerator.is_main_process):

@@ -347,6 +347,15 @@ def test_options_become_one_object_per_group():
     assert (arguments.model_name_or_path, others.texts) == ("m", "a.txt")
 
 
+def test_the_lists_of_an_option_that_is_given_twice_are_joined():
+    """And replace a default; of other options, the last value counts."""
+    given = "--model_name_or_path m --names a b --names c --layers x --steps 1 --layers y z --steps 2 --names d"
+    for _ in range(2):
+        first = ProgramParser(FirstArguments).parse(given.split())
+        assert (first.names, first.layers, first.steps) == (["a", "b", "c", "d"], ["x", "y", "z"], 2)
+    assert ProgramParser(FirstArguments).parse(["--model_name_or_path", "m"]).layers == ["top", "all"]
+
+
 @pytest.mark.parametrize("wrong", ["--steps x", "--mode c", "--train-file"])
 def test_options_that_argparse_refuses_end_in_one_line(wrong, capsys):
     with pytest.raises(SystemExit) as ended:

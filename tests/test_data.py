@@ -17,7 +17,7 @@ from modeling_elmo.run_scripts.fine_tuning.data import (
     training_share,
 )
 from modeling_elmo.run_scripts.program.data_files import json_rows
-from modeling_elmo.run_scripts.program.files import refuse_training_data
+from modeling_elmo.run_scripts.program.files import TextArguments, dataset_texts, refuse_training_data
 
 FORMATS = {".jsonl": json_rows, ".json": json_rows}
 
@@ -48,6 +48,11 @@ def test_splits_of_a_data_set(tmp_path):
     assert rows(tmp_path / "files") == {"train": [4, 5]}
     with pytest.raises(ValueError, match="--dataset .*files, --dataset_config other: BuilderConfig 'other' not found"):
         rows(tmp_path / "files", dataset_config="other")
+    (tmp_path / "files" / "train.csv").unlink()
+    (tmp_path / "files" / "train.jsonl").write_text('{"text": "a b"}\n{"text": "c\n')
+    for read in (rows, lambda folder: dataset_texts(TextArguments(dataset=str(folder)))):
+        with pytest.raises(ValueError, match="--dataset .*files.*: .*JSON"):
+            read(tmp_path / "files")
 
 
 def test_splits_that_are_refused(tmp_path):

@@ -61,7 +61,7 @@ def test_words_in_columns(tmp_path, ending, line_end):
 
 
 def test_words_in_columns_of_tabs_may_have_spaces(tmp_path):
-    path = written(tmp_path / "a.conll", "#begin\nNew York\tB-LOC\n10\u00a0000\tO \n\t\n#end\n\u3000\tO\n")
+    path = written(tmp_path / "a.conll", "#begin\n New York \tB-LOC\n10\u00a0000\tO \n\t\n#end\n\u3000\tO\n")
     rows = [row for _, row in tagged(path, comments=("#begin", "#end"))]
     assert rows[0] == {"tokens": ["New York", "10\u00a0000"], "tags": ["B-LOC", "O"]}
     assert rows[1] == {"tokens": ["\u3000"], "tags": ["O"]}
@@ -119,6 +119,13 @@ def test_quotes_are_characters_in_tsv_and_enclose_cells_in_csv(tmp_path):
 def test_tables_without_a_header(tmp_path):
     rows = [row for _, row in table(written(tmp_path / "a.csv.zst", "a b,1\n\nc,2\n"), "text", "label")]
     assert rows == [{"text": "a b", "label": "1"}, {"text": "c", "label": "2"}]
+
+
+def test_a_text_may_be_the_name_of_its_column(tmp_path):
+    assert [row for _, row in table(written(tmp_path / "a.csv", "text\na\ntext\n"))] == [
+        {"text": "a"},
+        {"text": "text"},
+    ]
 
 
 ROWS = [{"text": "2020-01-01", "label": 1}, {"text": "밥\u2028 b", "label": 0.5, "more": {"x": []}}]
@@ -180,6 +187,7 @@ PACKED = gzip.compress(b"a O\n" * 99, mtime=0)
         ("a.csv", "a,b\n1,2,3\n4,5,6\n", table, r"line 2 has 3 columns, not 2: \['a', 'b'\]"),
         ("a.tsv", "a\ta\n1\t2\n", table, r"the columns \['a', 'a'\]"),
         ("a.tsv", "a\tb\n1\t2\n", lambda path: table(path, "a", "b"), "line 1 is a header; leave out --column_names"),
+        ("a.csv", "a,b\n1,2\na,b\n", table, "line 3 is a header; remove the line"),
         # JSON
         ("a.jsonl", '{"a": 1}\n{"a" 1}\n', rows, "line 2 is not JSON.*Expecting ':' delimiter"),
         ("a.jsonl", '{"a": "\\ud83d\\ude00"}\n{"a": "\\ud83d"}\n', rows, "line 2 is not JSON.* surrogate"),

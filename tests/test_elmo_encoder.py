@@ -21,6 +21,7 @@ from modeling_elmo import (
     elmo_backend,
     elmo_encoder,
 )
+from modeling_elmo.elmo_backends import sample_of
 from modeling_elmo.elmo_encoder import distinct_rows
 
 pytestmark = pytest.mark.usefixtures("onednn_at_any_size")
@@ -112,6 +113,25 @@ def test_tables_follow_the_parameters(part):
         assert (after - before).abs().max() > 1e-3
         torch.testing.assert_close(after, run(model, words, "reference"), atol=1e-6, rtol=1e-5)
         before = after
+
+
+def test_a_write_to_a_row_or_a_column_is_seen():
+    """Through `.data`, of which torch keeps no version."""
+    shapes = [(300, 16), (16, 300), (7, 7), (64, 64), (5, 1), (1, 5), (40, 8, 3), (9,)]
+    for weight in map(torch.ones, shapes):
+        parameter = torch.nn.Parameter(weight)
+        before = sample_of([parameter])
+        for place in [*((row,) for row in range(len(weight))), *((..., column) for column in range(weight.shape[-1]))]:
+            parameter.data[place] = 0
+            assert not torch.equal(sample_of([parameter]), before), (weight.shape, place)
+            parameter.data[place] = 1
+    model = make_model()
+    words = make_words(10, model.config)
+    for row in range(len(model.char_encoder.char_embeddings.weight)):
+        run(model, words, "inference")
+        model.char_encoder.char_embeddings.weight.data[row] = 3.0
+        expected = run(model, words, "reference")
+        torch.testing.assert_close(run(model, words, "inference"), expected, atol=1e-6, rtol=1e-5)
 
 
 def test_distinct_rows_survive_equal_hashes(monkeypatch):

@@ -164,10 +164,11 @@ def test_picture_of_a_data_curve(figures, tmp_path):
 def test_picture_of_a_confusion_matrix(size, has_numbers, figures, tmp_path):
     counts = np.arange(size * size).reshape(size, size) * 1000
     counts[1] = 0  # a label of no text
-    names = [f"label {number}" for number in range(size)]
+    names = ["$\\frac$", "$5-$10", *(f"label {number}" for number in range(2, size))]
     draw_confusion(counts.tolist(), names, tmp_path / "a.png")
     axis = figures[0].axes[0]
-    assert labels(axis.get_xticklabels()) == labels(axis.get_yticklabels()) == names
+    shown = [name.replace("$", r"\$") for name in names]  # not as mathematics
+    assert labels(axis.get_xticklabels()) == labels(axis.get_yticklabels()) == shown
     assert (axis.get_xlabel(), axis.get_ylabel()) == ("predicted", "gold")
     assert texts(axis) == ([f"{count:,}" for count in counts.ravel()] if has_numbers else [])
     np.testing.assert_allclose(axis.images[0].get_array(), counts / np.maximum(1, counts.sum(1, keepdims=True)))

@@ -37,6 +37,12 @@ def test_the_folder_has_the_scores_that_are_returned(tmp_path):
     assert 0.3 < scores["f1"] < 1
 
 
+def test_lines_between_sentences_may_have_spaces(tmp_path):
+    (tmp_path / "a.conll").write_text("\ufeffEU B-ORG\nrejects O\n \t\n\nPeter B-PER\n", encoding="utf-8")
+    rows = list(fine_tune_stock.sentences(str(tmp_path / "a.conll")))
+    assert rows == [{"tokens": ["EU", "rejects"], "tags": ["B-ORG", "O"]}, {"tokens": ["Peter"], "tags": ["B-PER"]}]
+
+
 def test_a_tag_without_training_data_is_refused(tmp_path):
     bilm(tmp_path / "bilm")
     files = capitals(tmp_path)

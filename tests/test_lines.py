@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from modeling_elmo.run_scripts.vectors.lines import InputLine, fasta_records, length_sorted_batches
+from modeling_elmo.run_scripts.vectors.lines import InputLine, fasta_records, length_sorted_batches, to_line
 
 PROTEINS = Path(__file__).parent / "fixtures" / "proteins" / "proteins.fasta"
 BASE = ">a first\nMK\n"
@@ -17,6 +17,14 @@ def records(folder: Path, content: str) -> list[InputLine]:
     path = folder / "x.fasta"
     path.write_bytes(content.encode())
     return list(fasta_records(path))
+
+
+@pytest.mark.parametrize(("value", "words"), [(" New  York ", ["New", "York"]), (["New", "York"], ["New", "York"])])
+def test_units_of_texts_and_of_lists_of_words(value, words):
+    given = "New  York" if isinstance(value, str) else "New York"
+    assert to_line("line 1", value, False, "word") == (given, words, None)
+    assert to_line("line 1", value, False, "character") == (given, list("NewYork"), None)
+    assert to_line("line 1", value, True, "word").sentence == (given if isinstance(value, str) else words)
 
 
 def test_three_proteins():

@@ -70,6 +70,7 @@ def test_shares_are_those_of_sentences_alone(bilm, tmp_path, capsys):
     [
         ({"header": ("phenomenon", "good", "worse")}, [], "pairs.tsv.gz, line 2 has no 'bad'"),
         ({}, ["--group_column", "paradigm"], "line 2 has no 'paradigm'"),
+        ({"rows": []}, [], "pairs.tsv.gz has no pairs"),
         ({"rows": [*PAIRS, ("order", "", "the cats")]}, [], "line 7 has no 'good'"),
         (
             {"rows": [*PAIRS, ("all", "the cats", "cats the")]},
@@ -81,3 +82,12 @@ def test_shares_are_those_of_sentences_alone(bilm, tmp_path, capsys):
 def test_wrong_tables(table, options, received, bilm, tmp_path):
     with pytest.raises(ValueError, match=received):
         minimal_pairs.main([str(write_table(tmp_path, **table)), "--model", str(bilm), *options])
+
+
+def test_other_formats(bilm, tmp_path):
+    expected = minimal_pairs.main([str(write_table(tmp_path)), "--model", str(bilm)])
+    rows = [dict(zip(("phenomenon", "good", "bad"), row, strict=True)) for row in PAIRS]
+    (tmp_path / "pairs.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+    assert minimal_pairs.main([str(tmp_path / "pairs.jsonl"), "--model", str(bilm)]) == expected
+    with pytest.raises(ValueError, match=r"pairs.txt: unknown suffix; pass a table that ends in .tsv, .csv, .jsonl"):
+        minimal_pairs.main([str(tmp_path / "pairs.txt"), "--model", str(bilm)])

@@ -56,6 +56,17 @@ def test_logits_are_the_forward_log_probabilities(folder, side):
         torch.testing.assert_close(mine, layer.chunk(2, -1)[0])
 
 
+def test_training_without_labels_is_told(folder, warnings_of_transformers):
+    """As with Trainer's `label_smoothing_factor`, which would train the model to repeat words."""
+    model, (inputs, labels) = AutoModelForCausalLM.from_pretrained(folder).train(), batch_of(folder)
+    model(**inputs, labels=labels)
+    model.eval()(**inputs)
+    assert not warnings_of_transformers.messages
+    model.train()(**inputs)
+    (message,) = warnings_of_transformers.messages
+    assert "receives no `labels` in training" in message and "label_smoothing_factor" in message
+
+
 def test_training_has_the_gradients_of_the_forward_direction(folder):
     """Those of the joint loss, twice: it is the mean of both directions. The backward direction is frozen."""
     inputs, labels = batch_of(folder)

@@ -149,6 +149,14 @@ def test_a_plan_of_baselines_finishes(place):
     assert experiment.is_finished() and "--no_use_elmo" in experiment.commands[0]
 
 
+def test_an_option_may_have_several_files(place):
+    arguments = PaperArguments(model_name_or_path=str(place / "bilm"), data=str(place / "data"), output_dir=str(place))
+    files = {"train_file": ["wnut17_train.conll", "wnut17_dev.conll"]}
+    (command,) = planned({**ENTITIES, "files": files}, arguments, "digest").commands
+    first = command.index("--train_file") + 1
+    assert command[first : first + 2] == [str(place / "data" / name) for name in files["train_file"]]
+
+
 def test_a_page_without_its_place_is_refused_before_training(place):
     (place / "PAGE.md").write_text("no marks\n")
     with pytest.raises(ValueError, match="PAGE.md must have the lines"):
@@ -288,6 +296,11 @@ def test_folds_divide_all_files(tmp_path):
         ([{"name": "a"}], {}, "plan.json, experiment 1 lacks program, title, table, files, options"),
         ([{**USES, "program": "embed"}], {}, "experiment uses: program 'embed'.*senses"),
         ([{**USES, "bilm": "text"}], {}, "experiment uses: bilm 'text'"),
+        ([{**USES, "program": ""}], {}, "experiment uses: program ''.*senses"),
+        ([{**USES, "options": []}], {}, "experiment uses: files and options must be objects"),
+        ([{**ENTITIES, "program": "reproduce"}], {}, "experiment entities: program 'reproduce' must be .*ner"),
+        ([{**ENTITIES, "options": {"ablation": "a"}}], {}, "experiment entities: ablation 'a' is none of layers"),
+        ([{**ENTITIES, "folds": 2}], {}, "experiment entities: folds is 2; pass 3 or more"),
         ([USES, USES], {}, "experiment uses is in the plan twice"),
         ([USES], {"only": ["use"]}, "--only use.*uses"),
         ([{**USES, "files": {"text": "no.txt"}}], {}, "no.txt, of the experiment uses, .*--only"),

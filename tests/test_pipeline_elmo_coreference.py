@@ -123,6 +123,12 @@ def test_genres_and_speakers():
     assert pipe(SENTENCES) == pipe(SENTENCES, genre="bc") != pipe(SENTENCES, genre="nw")
     with pytest.raises(ValueError, match="`genre` is 'tc'; .*bc, nw"):
         pipe(SENTENCES, genre="tc")
+    expected = [pipe(SENTENCES, genre=genre) for genre in ("bc", "nw")]
+    pipe.model.config.id2label = {0: "nw", 1: "bc"}  # alone, as `from_pretrained(folder, id2label=...)` sets it
+    for pipe.model.config.label2id in (None, {"bc": 0, "nw": 1}):
+        assert [pipe(SENTENCES, genre=genre) for genre in ("nw", "bc")] == expected
+    pipe.model.config.return_dict = False
+    assert [pipe(SENTENCES, genre=genre) for genre in ("nw", "bc")] == expected
 
 
 # Windows

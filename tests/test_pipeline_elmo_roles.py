@@ -2,6 +2,7 @@
 
 import math
 import re
+from unittest.mock import patch
 
 import pytest
 import torch
@@ -133,6 +134,8 @@ def test_several_sentences(pipe, batch_size):
     expected = [plain_result(pipe, text, words_of(pipe, text), each) for text, each in zip(TEXTS, chosen, strict=True)]
     assert pipe(TEXTS, predicates=chosen, batch_size=batch_size) == expected
     assert pipe([]) == []
+    with patch.object(pipe.model.config, "return_dict", False):
+        assert pipe(TEXTS, predicates=chosen, batch_size=batch_size) == expected
 
 
 @pytest.mark.parametrize("batch_size", [1, 2])

@@ -33,6 +33,8 @@ def test_the_best_epoch_is_kept(tmp_path):
     scores = tagging_scores(predicted, [tags for _, tags in gold])
     assert [epoch["epoch"] for epoch in epochs] == [1, 2, 3] and epochs[-1]["loss"] < epochs[0]["loss"]
     assert scores["f1"] == max(epoch["validation"] for epoch in epochs) > 0
+    with pytest.raises(FileExistsError, match="run holds a model; pass another --output_dir"):
+        run(tmp_path)
 
 
 def test_refused_runs(tmp_path, monkeypatch):

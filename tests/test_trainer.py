@@ -39,7 +39,12 @@ def place(tmp_path_factory) -> Path:
 # Options
 
 
-FIXED = {"label_smoothing_factor": 0.1, "prediction_loss_only": True, "eval_do_concat_batches": False}
+FIXED = {
+    "label_names": ["a"],
+    "label_smoothing_factor": 0.1,
+    "prediction_loss_only": True,
+    "eval_do_concat_batches": False,
+}
 FIXED |= {"dataloader_drop_last": True, "dataloader_in_order": False, "greater_is_better": False}
 IGNORED = FIXED | {"warmup_steps": 5, "optim": "sgd", "metric_for_best_model": "loss"}
 

@@ -95,6 +95,8 @@ def test_all_pairs_in_the_order_of_groups():
 
 def test_order_and_bins():
     assert order_groups(["1990", "1985.5", "900"], None) == ({"900": "900", "1985.5": "1985.5", "1990": "1990"}, True)
+    mixed = {"1990": "1990", "1990.0": "1990", "1991.0": "1991.0"}  # pandas writes decimals beside a missing value
+    assert order_groups(["1991.0", "1990", "1990.0"], None) == (mixed, True)
     assert order_groups(["b", "a", "10"], None) == ({"b": "b", "a": "a", "10": "10"}, False)
     years = ["1999", "1984", "-1", "1980", "0"]
     bins = {"-1": "-10--1", "0": "0-9", "1980": "1980-1989", "1984": "1980-1989", "1999": "1990-1999"}

@@ -10,10 +10,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 from transformers.modeling_outputs import CausalLMOutput
+from transformers.utils import logging
 
 from .elmo_inputs import on_host, pad, returns_output, starting_states
 from .elmo_softmax import CHUNK_LOGITS
 from .modeling_elmo import ELMoForPreTraining, shifted_targets
+
+logger = logging.get_logger(__name__)
 
 
 class ELMoForCausalLM(ELMoForPreTraining):
@@ -69,6 +72,12 @@ class ELMoForCausalLM(ELMoForPreTraining):
         if labels is not None:
             predictions = [(outputs[-1], shifted_targets(labels, 0, batch, self.config))]
             loss, _ = self._losses(predictions, num_items_in_batch, candidates=None)
+        elif self.training and torch.is_grad_enabled():
+            logger.warning_once(
+                "ELMoForCausalLM receives no `labels` in training. Trainer takes them away for its "
+                "`label_smoothing_factor`, and does not shift them, so that the model would learn to repeat words; "
+                "leave it out. A loss of your own must shift the labels, because `logits` are of the next word."
+            )
         if labels is None or not self.training:
             first = max(0, batch.mask_BT.shape[1] - logits_to_keep) if logits_to_keep else 0
             top_NP = F.dropout(outputs[-1], self.config.dropout, self.training)

@@ -10,6 +10,7 @@ Shape suffixes: N rows; D width of the input; G width of the output.
 """
 
 import ctypes
+import math
 import os
 import platform
 import sys
@@ -538,11 +539,17 @@ def version(parameter: Tensor) -> float:
 
 
 def sample_of(parameters: Sequence[Tensor]) -> Tensor:
-    """Some values of each parameter. They show writes through `.data`, which do not change the version.
-
-    The step is odd: an even one may read a single column of a matrix. A write of a few numbers may still be missed.
+    """Some values of each parameter, from every row and every column. They show writes through `.data`, which do not
+    change the version; a write of a few numbers may still be missed.
     """
-    return torch.cat([p.detach().flatten()[:: p.numel() // 256 | 1] for p in parameters])
+    return torch.cat([p.detach().flatten()[:: _sample_step(len(p), p.numel() // len(p))] for p in parameters])
+
+
+@cache
+def _sample_step(rows: int, columns: int) -> int:
+    """The largest step over a matrix that leaves out no row (it is shorter than one) and no column."""
+    steps = range(min(rows, columns - 1), 1, -1)
+    return next((step for step in steps if math.gcd(step, columns) == 1), 1)
 
 
 @contextmanager

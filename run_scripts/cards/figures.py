@@ -146,8 +146,8 @@ def draw_shares(figure, shares, rows: Sequence[str], columns: Sequence[str], tit
     """Draws a matrix of shares as shades, with texts in the cells, and returns its axis."""
     axis = figure.subplots()
     figure.colorbar(axis.imshow(shares, cmap="Blues", vmin=0, vmax=1, aspect="auto"), label=title)
-    axis.set_xticks(range(len(columns)), columns, **SLANTED_LABELS)
-    axis.set_yticks(range(len(rows)), rows)
+    axis.set_xticks(range(len(columns)), map(plain, columns), **SLANTED_LABELS)
+    axis.set_yticks(range(len(rows)), map(plain, rows))
     for (row, column), text in np.ndenumerate(texts):
         color = "white" if shares[row, column] > 0.6 else "black"
         axis.text(column, row, text, ha="center", va="center", color=color, fontsize=9)
@@ -241,7 +241,7 @@ def draw_plane(axis, vectors: np.ndarray, groups: Mapping[str, Sequence[int]], s
     points, shares = principal_plane(vectors)
     axis.scatter(*points.T, s=10, color="0.8", label="_")
     for index, (label, rows) in enumerate(groups.items()):
-        label = label.replace("$", r"\$") if can_draw(label) else f"query {index + 1}"
+        label = plain(label) if can_draw(label) else f"query {index + 1}"
         axis.scatter(*points[list(rows)].T, s=size, label=label, **point_style(index))
     axis.set_xlabel(f"first principal component ({shares[0]:.0%} of the variance)")
     axis.set_ylabel(f"second ({shares[1]:.0%})")
@@ -258,7 +258,7 @@ def draw_change(pairs: Sequence[Mapping[str, Any]], is_series: bool, vectors: Ma
     """
     figure = new_figure(13, 6)
     panels = figure.subplot_mosaic([[name, "map"] for name in MEASURES_OF_CHANGE], width_ratios=[1, 1.2])
-    names = ["\n".join(pair["groups"]) for pair in pairs]
+    names = ["\n".join(map(plain, pair["groups"])) for pair in pairs]
     for name, title in MEASURES_OF_CHANGE.items():
         axis, values = panels[name], [pair[name] for pair in pairs]
         low, high = (np.array([each[key] for each in values]) for key in ("random_5", "random_95"))
@@ -285,6 +285,11 @@ def principal_plane(vectors: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     centered = vectors - vectors.mean(0)
     _, sizes, components = np.linalg.svd(centered, full_matrices=False)
     return centered @ components[:2].T, (sizes**2 / max((sizes**2).sum(), 1e-12))[:2]
+
+
+def plain(text: str) -> str:
+    """The text for matplotlib, which would read mathematics between dollar signs."""
+    return text.replace("$", r"\$")
 
 
 def can_draw(text: str) -> bool:

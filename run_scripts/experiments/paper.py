@@ -21,13 +21,14 @@ from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
+from itertools import chain
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
 
 from modeling_elmo import ELMoConfig
-from modeling_elmo.run_scripts.experiments.experiment import Arm, experiment_arms
+from modeling_elmo.run_scripts.experiments.experiment import ABLATIONS, Arm, experiment_arms
 from modeling_elmo.run_scripts.experiments.paper_page import PlanEntry, page_parts, paper_page, update_page
 from modeling_elmo.run_scripts.experiments.reports import (
     PLAN_OUTPUT,
@@ -36,6 +37,7 @@ from modeling_elmo.run_scripts.experiments.reports import (
     read_records,
     write_records,
 )
+from modeling_elmo.run_scripts.fine_tuning.tasks import TASKS
 from modeling_elmo.run_scripts.program.command_line import option
 from modeling_elmo.run_scripts.program.files import check_model, read_json, write_lines
 from modeling_elmo.run_scripts.program.processes import sole_run
@@ -43,6 +45,7 @@ from modeling_elmo.run_scripts.program.processes import sole_run
 PLAN = Path(__file__).with_name("paper_plan.json")
 PLAN_PROGRAMS = ("pretrain", "reproduce", "senses", "neighbors", "probe")
 PLAN_KEYS = ("name", "program", "title", "table", "files", "options")
+LEAST_FOLDS = 3
 TRAINED_BILM = "bilm"  # folder of the biLM that an experiment trains; its log is beside it
 ARMS_MAY_CHANGE = ("compare_baseline",)  # one arm more or less leaves the others as they are
 
@@ -176,11 +179,21 @@ def read_plan(path: Path) -> list[PlanEntry]:
     bilms = [entry["name"] for entry in plan if entry["program"] == "pretrain"]
     for entry in plan:
         place = f"{path}, experiment {entry['name']}"
-        program, bilm = entry["program"].split()[0], entry.get("bilm")
+        (program, *words), bilm = str(entry["program"]).split() or [""], entry.get("bilm")
+        if not (isinstance(entry["files"], dict) and isinstance(entry["options"], dict)):
+            raise ValueError(f"{place}: files and options must be objects, with a key for each option.")
         if names.count(entry["name"]) > 1:
             raise ValueError(f"{place} is in the plan twice; give each its own name.")
         if program not in PLAN_PROGRAMS:
             raise ValueError(f"{place}: program {program!r} is none of {', '.join(PLAN_PROGRAMS)}.")
+        if program == "reproduce" and words not in ([task] for task in TASKS):
+            raise ValueError(f"{place}: program {entry['program']!r} must be reproduce and one of {', '.join(TASKS)}.")
+        if (ablation := entry["options"].get("ablation")) not in (None, *ABLATIONS, "each_layer"):
+            raise ValueError(f"{place}: ablation {ablation!r} is none of {', '.join(ABLATIONS)}, each_layer.")
+        if not isinstance(folds := entry.get("folds", LEAST_FOLDS), int) or folds < LEAST_FOLDS:
+            raise ValueError(
+                f"{place}: folds is {folds!r}; pass {LEAST_FOLDS} or more, for training, validation and test."
+            )
         if bilm is not None and bilm not in bilms:
             raise ValueError(f"{place}: bilm {bilm!r} is not an experiment with the program 'pretrain'.")
     return plan
@@ -193,8 +206,9 @@ def planned(entry: PlanEntry, arguments: PaperArguments, digest: str) -> Planned
     folder, options, answer = output / entry["name"], dict(entry["options"]), None
     arms: list[Arm] = []
     seeds = arguments.seeds or options.get("seeds", 1)
-    files = {name: Path(arguments.data, file) for name, file in entry["files"].items()}
-    if absent := [path for path in files.values() if not path.is_file()]:
+    named = {name: each if isinstance(each, list) else [each] for name, each in entry["files"].items()}
+    files = {name: [Path(arguments.data, file) for file in each] for name, each in named.items()}
+    if absent := [path for path in chain(*files.values()) if not path.is_file()]:
         raise FileNotFoundError(
             f"{absent[0]}, of the experiment {entry['name']}, does not exist. Put it there, or leave the experiment "
             "out with --only."
@@ -221,7 +235,7 @@ def planned(entry: PlanEntry, arguments: PaperArguments, digest: str) -> Planned
         options |= {"model": model, "output": answer}
     if arguments.use_cpu:
         options |= {"use_cpu": True} if program in ("pretrain", "reproduce") else {"device": "cpu"}
-    words += [str(files.pop("text"))] if "text" in files else []
+    words += map(str, files.pop("text", []))
     command = [sys.executable, "-m", "modeling_elmo.run_scripts.modeling_elmo_cli", program, *words]
     each_fold = [fold_options(fold, entry["folds"]) for fold in range(entry["folds"])] if "folds" in entry else [{}]
     commands = [[*command, *option_words(files | options | fold)] for fold in each_fold]

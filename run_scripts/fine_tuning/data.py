@@ -21,6 +21,7 @@ from modeling_elmo.run_scripts.program.command_line import option, refuse_unread
 from modeling_elmo.run_scripts.program.data_files import LocatedRow, Location, RowReader, format_suffix
 from modeling_elmo.run_scripts.program.files import (
     ROWS_AT_ONCE,
+    load_dataset,
     refuse_folder_or_pipe,
     refuse_training_data,
     saved_splits,
@@ -162,12 +163,7 @@ def _file_source(path: Path, option: str, formats: Mapping[str, RowReader]) -> S
 
 
 def _load(folder: str, config: str | None) -> Mapping[str, Dataset]:
-    if splits := saved_splits(folder, config):
-        return splits
-    try:
-        return datasets.load_dataset(folder, config)
-    except ValueError as error:
-        raise ValueError(f"--dataset {folder}, --dataset_config {config}: {error}") from error
+    return saved_splits(folder, config) or load_dataset(folder, config)
 
 
 def _dataset_rows(data: Dataset, name: str) -> Iterator[LocatedRow]:
@@ -202,11 +198,13 @@ def class_name(
 ) -> str:
     """The label or tag as a string; the number of a class becomes its name."""
     if names is None and isinstance(value, (str, int)) and str(value).strip():
-        return str(value)
+        return str(value).strip()
     if names is not None and isinstance(value, int) and 0 <= value < len(names):
         return names[value]
     if value == -1:
         advice += "; if the split has no public labels, leave it out: --test_split none"
+    if value is None and location.startswith("--dataset"):
+        advice += " (`datasets` reads cells of CSV such as None and NA as empty; --train_file does not)"
     known = f"one of {names}" if names else "the name or the number of a class"
     check_cell(str(value) in dropped, location, column, value, f"{known}{advice}")
     return str(value)

@@ -37,7 +37,7 @@ RECORDED_OPTIONS = (
 # Options that a task decides: the head has its own loss, and all predictions are scored in the order of the examples.
 FIXED_OPTIONS: dict[str, Any] = {
     **{"label_smoothing_factor": 0.0, "prediction_loss_only": False, "eval_do_concat_batches": True},
-    **{"dataloader_drop_last": False, "dataloader_in_order": True, "greater_is_better": True},
+    **{"dataloader_drop_last": False, "dataloader_in_order": True, "greater_is_better": True, "label_names": None},
 }
 NOT_PRINTED = ("_per_second", "epoch", "total_flos")  # of the log
 TRAINED = "trained_weights.safetensors"  # in a checkpoint, whose model has the averages

@@ -107,6 +107,15 @@ class HelpFormatter(ArgumentDefaultsHelpFormatter, RawDescriptionHelpFormatter):
         return action.help if is_told or is_empty else super()._get_help_string(action)
 
 
+class StoreAll(Action):
+    """Stores the value of an option; those of a list also if the option is given several times."""
+
+    def __call__(self, parser, namespace, values, option_string=None):
+        before = getattr(namespace, self.dest)
+        is_repeated = isinstance(values, list) and before is not self.default
+        setattr(namespace, self.dest, [*before, *values] if is_repeated else values)
+
+
 class ProgramParser(HfArgumentParser):
     """The parser of a program, from dataclasses of options; the help has a section for each.
 
@@ -129,6 +138,10 @@ class ProgramParser(HfArgumentParser):
             action.help = action.help or texts.get(action.dest)  # of a base class, if only the default is changed
             if action.choices is not None and len(list(action.choices)) > MOST_CHOICES:
                 action.metavar = "TEXT"
+
+    def _add_dataclass_arguments(self, dtype: type):
+        self.register("action", None, StoreAll)  # else the last list of an option would replace the others
+        super()._add_dataclass_arguments(dtype)
 
     def parse(self, arguments: Sequence[str] | None = None) -> Any:
         """One object per group of options, and a namespace of options outside all groups; a single object as such."""

@@ -12,6 +12,7 @@ import csv
 import json
 import re
 from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -64,7 +65,8 @@ def _sentence_lines(path: Path, comments: list[str], least: int) -> Iterator[lis
                 yield sentence
             sentence = []
             continue
-        fields = line.split("\t") if "\t" in line else list(filter(None, line.split(" ")))
+        is_table = "\t" in line
+        fields = [each.strip(" ") for each in line.split("\t")] if is_table else list(filter(None, line.split(" ")))
         width = width or len(fields)
         if len(fields) != width or width < least:
             found = f"{path}, line {number} has {len(fields)} columns, not {max(width, least)}: {line!r:.80}"
@@ -108,8 +110,9 @@ def _numbered_rows(path: Path, column_names: list[str]) -> Iterator[tuple[int, d
         cells = cells or [""]  # of a table with one column
         if len(cells) != len(names):
             raise ValueError(f"{location} has {len(cells)} columns, not {len(names)}: {names}. Correct the line.")
-        if cells == names:
-            raise ValueError(f"{location} is a header; leave out --column_names.")
+        if cells == names and (column_names or len(names) > 1):
+            advice = "leave out --column_names" if column_names else "remove the line, which repeats it"
+            raise ValueError(f"{location} is a header; {advice}.")
         yield number, dict(zip(names, cells, strict=True))
 
 
@@ -213,6 +216,8 @@ def _column_texts(path: Path, column: str) -> Iterator[tuple[int, list[str]]]:
 
 
 JSON_FORMATS: dict[str, RowReader] = {".jsonl": json_rows, ".json": json_rows}
+TABLE_FORMATS: dict[str, RowReader] = dict.fromkeys(TABLE_SUFFIXES, partial(table_rows, column_names=[]))
+ROW_READERS = TABLE_FORMATS | JSON_FORMATS
 TEXT_READERS: dict[str, Callable[[Path, str], Iterator[tuple[int, Any]]]] = {
     ".txt": _line_texts,
     ".jsonl": _json_texts,

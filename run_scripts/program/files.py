@@ -107,10 +107,7 @@ def dataset_texts(
             [splits[part.splitname].select(range(part.from_, part.to)) for part in parts]
         )
     else:
-        try:
-            data = datasets.load_dataset(name, arguments.dataset_config, split=split, streaming=arguments.streaming)
-        except ValueError as error:
-            raise ValueError(f"--dataset {name}: {error} Pass another, or another {split_option}.") from error
+        data = load_dataset(name, arguments.dataset_config, split=split, streaming=arguments.streaming)
     if data.column_names is not None:
         if column not in data.column_names:
             raise ValueError(f"--dataset {name} has no column {column!r} but {data.column_names}; pass --text_column.")
@@ -123,6 +120,24 @@ def dataset_texts(
             yield from batch.get(column, [None])
 
     return texts, total
+
+
+def load_dataset(name: str, config: str | None, **options: Any) -> Any:
+    """`datasets.load_dataset`, whose errors tell the mistake in the data, its splits or its configurations."""
+    import datasets
+
+    try:
+        return datasets.load_dataset(name, config, **options)
+    except (ValueError, datasets.exceptions.DatasetGenerationError) as error:
+        cause = error.__cause__ if isinstance(error, datasets.exceptions.DatasetGenerationError) else error
+        if isinstance(cause, OSError):  # a full disk, for example
+            raise cause from None
+        given = ", ".join(
+            f"--{option} {value}" for option, value in {"dataset_config": config, **options}.items() if value
+        )
+        raise ValueError(
+            f"--dataset {name}{f', {given}' if given else ''}: {flat_message(cause or error):.500}"
+        ) from error
 
 
 def saved_splits(folder: str, config: str | None) -> Mapping[str, Any]:

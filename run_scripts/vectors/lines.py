@@ -66,15 +66,15 @@ def open_lines(
 
 
 def to_line(where: str, value: Any, is_raw_text: bool, unit: LineUnit) -> InputLine:
-    if isinstance(value, str):
-        text = value.strip()
-        words = text.split()
-        if unit == "character":
-            words = [letter for word in words for letter in word]
-        return InputLine(text, None if is_raw_text else words)
-    if isinstance(value, list) and all(isinstance(word, str) for word in value):
-        return InputLine(" ".join(value), value)
-    raise ValueError(f"{where}: the sentence is {value!r}; pass a text or a list of words.")
+    """A sentence, given as a text, or as a list of words, which `is_raw_text` leaves as they are."""
+    is_text = isinstance(value, str)
+    if not is_text and not (isinstance(value, list) and all(isinstance(word, str) for word in value)):
+        raise ValueError(f"{where}: the sentence is {value!r}; pass a text or a list of words.")
+    text = value.strip() if is_text else " ".join(value)
+    words = text.split() if is_text else value
+    if unit == "character":
+        words = [letter for word in words for letter in word]
+    return InputLine(text, None if is_text and is_raw_text else words)
 
 
 def fasta_records(path: Path) -> Iterator[InputLine]:
