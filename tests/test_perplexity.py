@@ -217,7 +217,7 @@ def test_raw_text_and_a_file_of_the_figures(full, tmp_path):
             ({"validation_file": None, "validation_split": "test", "dataset": name}, message)
             for name, message in (
                 ("splits", r"--validation_split test: .*'dev'"),
-                ("files", r"Unknown split .test.*\['train'\]. Pass .*--validation_split"),
+                ("files", r"--dataset files, --validation_split test: Unknown split .test.*\['train'\]"),
             )
         ),
     ],

@@ -163,7 +163,7 @@ def _file_source(path: Path, option: str, formats: Mapping[str, RowReader]) -> S
 
 
 def _load(folder: str, config: str | None) -> Mapping[str, Dataset]:
-    return saved_splits(folder, config) or load_dataset(folder, config)
+    return saved_splits(folder, config) or load_dataset(folder, config, f"--dataset {folder}")
 
 
 def _dataset_rows(data: Dataset, name: str) -> Iterator[LocatedRow]:

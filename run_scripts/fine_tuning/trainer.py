@@ -37,7 +37,7 @@ RECORDED_OPTIONS = (
 # Options that a task decides: the head has its own loss, and all predictions are scored in the order of the examples.
 FIXED_OPTIONS: dict[str, Any] = {
     **{"label_smoothing_factor": 0.0, "prediction_loss_only": False, "eval_do_concat_batches": True},
-    **{"dataloader_drop_last": False, "dataloader_in_order": True, "greater_is_better": True, "label_names": None},
+    **{"dataloader_drop_last": False, "dataloader_in_order": True, "greater_is_better": True},
 }
 NOT_PRINTED = ("_per_second", "epoch", "total_flos")  # of the log
 TRAINED = "trained_weights.safetensors"  # in a checkpoint, whose model has the averages
@@ -78,9 +78,10 @@ class TaskTrainingArguments(TrainingArguments):
         if self.learning_rate is None:
             self.learning_rate = 1.0 if self.adadelta else self.default_learning_rate
         check_workers(self.dataloader_num_workers)
-        ignored = [name for name, value in FIXED_OPTIONS.items() if getattr(self, name) not in (value, None)]
+        fixed = FIXED_OPTIONS | {"label_names": self.trainer_options.get("label_names")}
+        ignored = [name for name, value in fixed.items() if getattr(self, name) not in (value, None)]
         for name in ignored:
-            setattr(self, name, FIXED_OPTIONS[name])
+            setattr(self, name, fixed[name])
         if self.adadelta and self.optim != TrainingArguments.__dataclass_fields__["optim"].default:
             ignored.append("optim (pass --no_adadelta too)")
         if self.warmup_steps and self.lr_scheduler_type == "constant":

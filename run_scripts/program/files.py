@@ -107,7 +107,8 @@ def dataset_texts(
             [splits[part.splitname].select(range(part.from_, part.to)) for part in parts]
         )
     else:
-        data = load_dataset(name, arguments.dataset_config, split=split, streaming=arguments.streaming)
+        options = {"split": split, "streaming": arguments.streaming}
+        data = load_dataset(name, arguments.dataset_config, f"--dataset {name}, {split_option} {split}", **options)
     if data.column_names is not None:
         if column not in data.column_names:
             raise ValueError(f"--dataset {name} has no column {column!r} but {data.column_names}; pass --text_column.")
@@ -122,7 +123,7 @@ def dataset_texts(
     return texts, total
 
 
-def load_dataset(name: str, config: str | None, **options: Any) -> Any:
+def load_dataset(name: str, config: str | None, where: str, **options: Any) -> Any:
     """`datasets.load_dataset`, whose errors tell the mistake in the data, its splits or its configurations."""
     import datasets
 
@@ -132,12 +133,8 @@ def load_dataset(name: str, config: str | None, **options: Any) -> Any:
         cause = error.__cause__ if isinstance(error, datasets.exceptions.DatasetGenerationError) else error
         if isinstance(cause, OSError):  # a full disk, for example
             raise cause from None
-        given = ", ".join(
-            f"--{option} {value}" for option, value in {"dataset_config": config, **options}.items() if value
-        )
-        raise ValueError(
-            f"--dataset {name}{f', {given}' if given else ''}: {flat_message(cause or error):.500}"
-        ) from error
+        of_config = "" if config is None else f", --dataset_config {config}"
+        raise ValueError(f"{where}{of_config}: {flat_message(cause or error):.500}") from error
 
 
 def saved_splits(folder: str, config: str | None) -> Mapping[str, Any]:
