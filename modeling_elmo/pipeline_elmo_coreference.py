@@ -95,9 +95,8 @@ class ELMoCoreferencePipeline(ChunkPipeline):
 
     def _forward(self, window: dict[str, Any]) -> dict[str, Any]:
         shown, sentences, is_last = (window.pop(name) for name in ("shown", "sentences", "is_last"))
-        output = self.model.eval()(
-            **window, return_dict=True
-        )  # a model that was just trained returns no clusters otherwise
+        self.model.eval()  # a model that was just trained returns no clusters otherwise
+        output = self.model(**window, return_dict=True)
         return {"shown": shown, "is_last": is_last, "links": links_of(output, *sentences)}
 
     def postprocess(self, windows: Iterable[dict[str, Any]], singletons: bool | None = None) -> dict[str, list]:

@@ -135,11 +135,13 @@ def convert_back(arguments: ConversionArguments):
 
 def format_of(place: Path, arguments: ConversionArguments) -> type[Checkpoint]:
     """The format of `--weights`. A file without the name of another format, or with a separate softmax, is HDF5."""
+    if arguments.softmax:
+        return OriginalCheckpoint
     paths = files_in(place) if place.is_dir() else [place]
-    for candidate in () if arguments.softmax else FORMATS:
+    for candidate in FORMATS:
         if any(fnmatchcase(path.name, pattern) for path in paths for pattern in candidate.patterns):
             return candidate
-    if arguments.softmax or not place.is_dir():
+    if not place.is_dir():
         return OriginalCheckpoint
     known = "; ".join(f"{' or '.join(item.patterns)} ({item.name})" for item in FORMATS)
     names = ", ".join(first_of([path.name for path in paths])) or "no files"

@@ -539,8 +539,9 @@ def version(parameter: Tensor) -> float:
 
 
 def sample_of(parameters: Sequence[Tensor]) -> Tensor:
-    """Some values of each parameter, from every row and every column. They show writes through `.data`, which do not
-    change the version; a write of a few numbers may still be missed.
+    """Some values of each parameter, from every row and every column.
+
+    They show writes through `.data`, which do not change the version; a write of a few numbers may still be missed.
     """
     return torch.cat([p.detach().flatten()[:: _sample_step(len(p), p.numel() // len(p))] for p in parameters])
 

@@ -471,9 +471,11 @@ def batch_loader(dataset: CorpusBatches, num_workers: int, pin_memory: bool = Fa
 
 
 def _start_worker(_: int):
-    """Protects a worker from the Ctrl-C or SIGTERM of its group (the step that runs still needs its batches), and from
-    its own end: a spawned process, unlike a forked one, takes its interpreter down while a thread of the queue may
-    still hand tensors to torch, which then aborts the process, and with it the training."""
+    """Protects a worker from the Ctrl-C or SIGTERM of its group, and from its own end.
+
+    The step that runs still needs its batches. A spawned process, unlike a forked one, takes its interpreter down while
+    a thread of the queue may still hand tensors to torch, which then aborts the process, and with it the training.
+    """
     if hasattr(os, "setsid"):  # not on Windows
         os.setsid()
     atexit.register(os._exit, 0)

@@ -37,13 +37,11 @@ def order_groups(names: Iterable[str], bin_width: float | None) -> tuple[dict[st
         if bin_width is not None:
             raise ValueError(f"--bin_width {bin_width:g} needs numbers, but a group is {wrong[0]!r}; leave it out.")
         return dict(zip(names, names, strict=True)), False
-    ordered, first = (
-        sorted(names, key=float),
-        {float(name): name for name in reversed(names)},
-    )  # 1990 and 1990.0 are one
-    return {
-        name: first[float(name)] if bin_width is None else bin_name(float(name), bin_width) for name in ordered
-    }, True
+    numbers = {name: float(name) for name in sorted(names, key=float)}
+    if bin_width is not None:
+        return {name: bin_name(number, bin_width) for name, number in numbers.items()}, True
+    first = {float(name): name for name in reversed(names)}  # 1990 and 1990.0 are one
+    return {name: first[number] for name, number in numbers.items()}, True
 
 
 def bin_name(number: float, width: float) -> str:
