@@ -74,6 +74,23 @@ def test_pipeline_groups_entities_beside_punctuation(tagger, strategy):
         assert all(group["score"] > 0.99 for group in found)
 
 
+@pytest.mark.parametrize("strategy", ["simple", "first", "average", "max"])
+def test_pipeline_groups_entities_beside_typographic_signs(strategy):
+    """Tokens and texts have different lengths there."""
+    tokenizer = ELMoTokenizer(vocab=["<S>", "</S>", "<UNK>", "Anna", "--", "..."], plain_signs=True)
+    model = ELMoForTokenClassification(tiny_config(tokenizer, head="linear", id2label=LABELS)).eval()
+    tagger = pipeline("token-classification", model=model, tokenizer=tokenizer)
+    text = "Anna— Anna…"
+
+    def label_names(module, arguments, options, output):
+        output["logits"] = 9.0 * torch.nn.functional.one_hot((options["input_ids"] == 4).long())
+        return output
+
+    model.register_forward_hook(label_names, with_kwargs=True)
+    groups = tagger(text, aggregation_strategy=strategy)
+    assert [(group["word"], group["start"], group["end"]) for group in groups] == [("Anna", 0, 4), ("Anna", 6, 10)]
+
+
 @pytest.mark.parametrize("strategy", ["none", "simple", "max"])
 def test_results_are_json(tagger, strategy):
     found = tagger([SENTENCE, "Paris"], aggregation_strategy=strategy)

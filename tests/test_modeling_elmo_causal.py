@@ -50,6 +50,9 @@ def test_logits_are_the_forward_log_probabilities(folder, side):
     assert not shares[mask][:, 0].any() and not output.logits[~mask].any()  # <PAD>; padding
     last = model(**inputs, logits_to_keep=2).logits
     torch.testing.assert_close(last, output.logits[:, -2:])
+    for wrong in (-1, torch.tensor([0, 1])):
+        with pytest.raises(ValueError, match="`logits_to_keep` is .*; pass a number of positions, 0 for all"):
+            model(**inputs, logits_to_keep=wrong)
     both = ELMoForPreTraining.from_pretrained(folder)(**inputs, labels=labels, output_hidden_states=True)
     torch.testing.assert_close(output.loss, both.forward_loss)
     for mine, layer in zip(output.hidden_states, both.hidden_states, strict=True):

@@ -182,8 +182,9 @@ def test_numpy_and_the_backend_encode_alike(any_tokenizer, batch, data):
     characters, expected = fast.pop("character_ids"), slow.pop("character_ids")
     assert dict(fast) == dict(slow)
     assert all(map(np.array_equal, characters, expected))
-    if not any_tokenizer.lowercase_unknown:  # unknown to the backend
-        assert [encoding.ids for encoding in fast.encodings] == fast["input_ids"]
+    for row, (encoding, ids) in enumerate(zip(fast.encodings, fast["input_ids"], strict=True)):
+        assert encoding.ids == slow.encodings[row].ids == ids
+        assert fast.tokens(row) == slow.tokens(row) == any_tokenizer.convert_ids_to_tokens(ids)
 
 
 @given(words=WORDS)
@@ -464,6 +465,8 @@ def test_train_new_from_iterator():
     assert len(base.train_new_from_iterator(texts, vocab_size=100, min_frequency=2)) == 7
     more = base.train_new_from_iterator(texts, vocab_size=5, new_special_tokens=["[F]"])
     assert more.all_special_tokens[-2:] == ["[E]", "[F]"]
+    base.add_special_tokens({"mask_token": "[MASK]"})
+    assert base.train_new_from_iterator(["a [MASK]"], vocab_size=5).mask_token == "[MASK]"
     with pytest.raises(ValueError, match="special words of ELMo have fixed names"):
         base.train_new_from_iterator(texts, 5, special_tokens_map={"<S>": "<s>"})
     cut = ELMoTokenizer(max_word_length=8, cut_before_lookup=True).train_new_from_iterator(["extraordinary"], 9)
@@ -531,6 +534,7 @@ def test_lowercase_unknown(options):
     assert encoded.pop("input_ids") == [[1, *lowered(each), 2] for each in (cut, words[3:5])] != plain.pop("input_ids")
     assert all(map(np.array_equal, encoded.pop("character_ids"), plain.pop("character_ids")))  # case is kept
     assert dict(encoded) == dict(plain)
+    assert encoded.tokens(1) == ["<S>", "of", "of", "</S>"] and tokenizer.tokenize("OF Cat") == ["of", "<UNK>"]
     assert tokenizer.encode_words(["The", "the"])[0].tolist() == [4, 4]
     assert tokenizer.with_vocabulary(["<S>", "</S>", "<UNK>", "cat"])(["Cat"], **GIVEN)["input_ids"] == [1, 4, 2]
 
@@ -567,10 +571,11 @@ def test_typographic_signs_are_looked_up_as_plain_ones(pre_tokenization, is_whol
         if is_whole:  # the words of the text itself
             pieces = [text[start:end] for start, end in found["offset_mapping"][0][1:-1]]
             assert pieces == tokenizer.splitter.words(text) and "".join(pieces) == "".join(text.split())
-        given = [tokenizer.splitter.words(text)]
-        assert np.array_equal(
-            tokenizer(given, is_split_into_words=True, return_tensors="np")["character_ids"], wanted["character_ids"]
-        )
+        assert found.tokens() == wanted.tokens() == [*exact.tokenize(plain, add_special_tokens=True)]
+        words = tokenizer.splitter.words(text)
+        given = tokenizer([words], **GIVEN, return_tensors="np", return_offsets_mapping=is_whole)
+        assert np.array_equal(given["character_ids"], wanted["character_ids"])
+        assert [given.token_to_chars(place)[1] for place in range(1, len(words) + 1)] == list(map(len, words))
     counted = (
         exact.train_new_from_iterator([["“it’s” “it’s”"]], 20),
         tokenizer.train_new_from_iterator([["“it’s”"]], 20),

@@ -4,6 +4,7 @@ A row is `begin, characters, end, padding, ...` of width `max_word_length`. The 
 every other id is one higher than in the numbering of the original. Shape suffixes: N words, W max_word_length.
 """
 
+import json
 import math
 import re
 import sys
@@ -463,6 +464,16 @@ def positions_of_tokens(encoded: BatchEncoding, lengths: list[list[int]]) -> lis
         ]
         for encoding, text in zip(encoded.encodings, texts, strict=True)
     ]
+
+
+def with_ids(encoding: Encoding, ids: list[int], tokens: list[str]) -> Encoding:
+    """The encoding with other ids and tokens. Its offsets and the like stay."""
+    if ids == encoding.ids:
+        return encoding
+    changed = Encoding()
+    state = {**json.loads(encoding.__getstate__()), "ids": ids, "tokens": tokens}
+    changed.__setstate__(json.dumps(state).encode())
+    return changed
 
 
 class LazyEncodings(Sequence):

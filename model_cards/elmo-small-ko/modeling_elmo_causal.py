@@ -58,9 +58,11 @@ class ELMoForCausalLM(ELMoForPreTraining):
             padding, and `None` in training with labels, which needs the loss only. `hidden_states`, on request.
 
         Raises:
-            ValueError: the checkpoint has no softmax, or `labels` do not fit.
+            ValueError: the checkpoint has no softmax, or `labels` or `logits_to_keep` do not fit.
         """
         self.check_vocabulary()
+        if not isinstance(logits_to_keep, int) or logits_to_keep < 0:
+            raise ValueError(f"`logits_to_keep` is {logits_to_keep!r}; pass a number of positions, 0 for all.")
         labels = on_host(labels)
         batch = self.elmo.read_tokens(on_host(character_ids), input_ids, attention_mask)
         order_N, rows_S = batch.packing.forward_N, batch.packing.rows_S

@@ -20,7 +20,7 @@ from pathlib import Path
 from types import NoneType
 
 import numpy as np
-from tokenizers import AddedToken, Tokenizer, models, processors
+from tokenizers import AddedToken, Encoding, Tokenizer, models, processors
 from transformers.utils.versions import require_version
 
 require_version("transformers>=5.17")  # here, because an older version lacks some of the next imports
@@ -51,6 +51,7 @@ from .elmo_characters import (
     order_vocabulary,
     positions_of_tokens,
     read_vocabulary,
+    with_ids,
 )
 from .elmo_pretokenization import TextSplitter, plain_word
 
@@ -258,12 +259,6 @@ class ELMoTokenizer(TokenizersBackend):
             logger.warning_once(NOT_NFC)
         return UNK_ID if index is None else index
 
-    def _looked_up(self, word: str) -> str:
-        """A given word as the backend looks it up. It would drop an empty word."""
-        word = self.word_table.looked_up(word)
-        row = self.word_table.marker_rows.get(word)
-        return self.disguised(word) or DISGUISE if row is None else SPECIAL_WORDS[row]
-
     def disguised(self, text: str) -> str:
         """The text with special words replaced, at equal length: the backend would turn them into markers."""
         text = _without_surrogates(text)
@@ -312,16 +307,17 @@ class ELMoTokenizer(TokenizersBackend):
             positions = positions_of_tokens(encoded, lengths)
             rows = np.concatenate([np.arange(len(SPECIAL_WORDS)), rows])  # the row number of a special word is its id
             token_rows = [rows[text] for text in positions]
-            # The backend does not know lowercase forms, cut words, empty words and literal markers of other names.
-            encoded["input_ids"] = [self.word_table.input_ids(text).tolist() for text in token_rows]
+            ids = [self.word_table.input_ids(text).tolist() for text in token_rows]
+            encoded = BatchEncoding({**encoded, "input_ids": ids}, self._with_ids(encoded.encodings, ids))
             if is_split_into_words and "offset_mapping" in encoded:
                 ends = np.array([0] * len(SPECIAL_WORDS) + list(map(len, flat)))
                 encoded["offset_mapping"] = [[(0, end) for end in ends[text].tolist()] for text in positions]
         else:
             data, token_rows = self._encode_in_numpy(lengths, rows, **kwargs)
+            ids = data["input_ids"]
             if return_tensors is None:
                 data = {key: [text.tolist() for text in texts] for key, texts in data.items()}
-            encodings = LazyEncodings(len(batch), lambda: encode_in_backend().encodings)
+            encodings = LazyEncodings(len(batch), lambda: self._with_ids(encode_in_backend().encodings, ids))
             encoded = BatchEncoding(data, encodings, n_sequences=max(map(len, batch)))
         if return_tensors is not None and len(set(map(len, token_rows))) == 1:
             encoded["character_ids"] = self.word_table.character_ids(np.stack(token_rows)).astype(np.int64)
@@ -345,8 +341,8 @@ class ELMoTokenizer(TokenizersBackend):
         if kwargs.get("return_overflowing_tokens"):
             require_version("tokenizers>=0.23.3", "0.23.1 and 0.23.2 lose the end of a text: pip install -U tokenizers")
         texts: list[tuple]
-        if is_split_into_words:
-            texts = [tuple(list(map(self._looked_up, part)) for part in parts) for parts in batch]
+        if is_split_into_words:  # the backend would drop an empty word
+            texts = [tuple([self.disguised(word) or DISGUISE for word in part] for part in parts) for parts in batch]
         else:
             # The other pre-tokenizations split special words, and must see them to do so.
             hide = self.disguised if self.pre_tokenization == "whitespace" else _without_surrogates
@@ -364,6 +360,11 @@ class ELMoTokenizer(TokenizersBackend):
             self._tokenizer.pre_tokenizer = None
             self._tokenizer.no_truncation()
             self._tokenizer.no_padding()
+
+    def _with_ids(self, encodings: Sequence[Encoding], ids: Sequence) -> list[Encoding]:
+        """The backend's encodings with the ids and tokens of the tokenizer, which knows words in other spellings."""
+        pairs = zip(encodings, map(np.ndarray.tolist, map(np.asarray, ids)), strict=True)
+        return [with_ids(encoding, own, self.convert_ids_to_tokens(own)) for encoding, own in pairs]
 
     def _encode_in_numpy(
         self,
@@ -521,6 +522,7 @@ class ELMoTokenizer(TokenizersBackend):
     def with_vocabulary(self, words: Sequence[str], **options) -> "ELMoTokenizer":
         """A tokenizer with the words of another `vocab` and the same options, except those given here."""
         own = {name: value for name, value in self.init_kwargs.items() if name not in ("name_or_path", "backend")}
+        own |= self.special_tokens_map
         if self.extra_special_tokens:
             own["extra_special_tokens"] = self.extra_special_tokens
         new = type(self)(vocab=words, **{**own, **options})
