@@ -1,4 +1,4 @@
-"""Fine-tunes a tagger of named entities with transformers' Trainer and `datasets` alone. Copy this file and change it.
+"""Fine-tunes a tagger of named entities with transformers' Trainer, `datasets` and seqeval. Copy it and change it.
 
     python run_scripts/fine_tune_stock.py --model_name_or_path model_cards/elmo-small-en --train_file train.conll \
         --validation_file dev.conll --output_dir tagger --num_train_epochs 10 --learning_rate 1e-3

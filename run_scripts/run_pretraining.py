@@ -26,6 +26,7 @@ from modeling_elmo.conversion.tensorflow import OPTIMIZER_STATE
 from modeling_elmo.run_scripts.cards.bilm_card import perplexity_values, write_bilm_card
 from modeling_elmo.run_scripts.cards.card import (
     CardArguments,
+    check_repository,
     hub_name,
     without_folders,
     write_card_facts,
@@ -92,6 +93,8 @@ def pretrain(
     hub_args: HubArguments,
 ) -> Pretraining:
     output_dir = Path(training_args.output_dir)
+    if hub_args.push_to_hub:
+        check_repository(hub_args.hub_model_id or output_dir.resolve().name, "--hub_model_id")
     checkpoint = checkpoint_to_resume(output_dir, training_args.resume_from_checkpoint, accelerator)
     if checkpoint is None:
         model_args.check()

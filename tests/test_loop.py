@@ -225,6 +225,19 @@ def test_a_signal_stops_with_a_checkpoint(tmp_path, capfd):
     assert_same(contents(last_of(tmp_path / "run")), contents(last_of(tmp_path / "whole")))
 
 
+def test_a_signal_in_the_last_evaluation_keeps_the_run(tmp_path, monkeypatch):
+    evaluate = Pretraining._evaluate
+
+    def interrupted(run):
+        if run.progress.step == 5:
+            os.kill(os.getpid(), signal.SIGINT)
+        evaluate(run)
+
+    monkeypatch.setattr(Pretraining, "_evaluate", interrupted)
+    pretrain(tmp_path, max_steps=5, eval_steps=100, save_steps=100)
+    assert steps_of(tmp_path / "run") == [5] and (tmp_path / "run" / "config.json").exists()
+
+
 @pytest.mark.slow
 def test_a_signal_to_the_whole_group_stops_with_a_checkpoint(tmp_path):
     """A terminal or a batch system also signals the processes that prepare batches."""

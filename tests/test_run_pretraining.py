@@ -313,6 +313,8 @@ def test_push_to_hub(tmp_path, monkeypatch):
     hub = MagicMock()
     hub.return_value.create_repo.return_value.repo_id = "someone/created"
     monkeypatch.setattr(publishing, "HfApi", hub)
+    with pytest.raises(ValueError, match="--hub_model_id: .*'elmo tiny'. Pass USER/NAME."):
+        pretrain(tmp_path, hub_model_id="elmo tiny", push_to_hub=True)
     options = {"hub_model_id": "someone/elmo-tiny", "hub_private_repo": True, "hub_token": "a-token"}
     pretrain(tmp_path, **SHORT, **options, push_to_hub=True, report_to="tensorboard")
     hub.assert_called_once_with(token="a-token")

@@ -18,6 +18,7 @@ from task_worker import (
     assert_same_weights,
     bilm,
     capitals,
+    experiment,
     launch,
     options_of,
     predictions_of,
@@ -340,6 +341,9 @@ def test_a_run_resumes_with_its_own_settings_only(place, tmp_path, monkeypatch):
         train_head("ner", folder, **again | {"train_file": other})
     with pytest.raises(FileExistsError, match="pass another --output_dir, or --resume_from_checkpoint"):
         train_head("ner", folder, **options)
+    with pytest.raises(FileExistsError, match=f"{folder / 'run'} holds a model of another run; pass another"):
+        checkpoint = next((tmp_path / "stopped").glob("checkpoint-*"))
+        train_head("ner", folder, **again | {"output_dir": folder / "run", "resume_from_checkpoint": checkpoint})
     record = train_head("ner", folder, **again)
     assert record["epochs"] == 3 and record["settings"]["learning_rate"] == 0.01
     assert "run_settings.json" not in files_to_upload(tmp_path / "stopped")
@@ -347,6 +351,18 @@ def test_a_run_resumes_with_its_own_settings_only(place, tmp_path, monkeypatch):
         shutil.rmtree(checkpoint)
     with pytest.raises(FileExistsError, match=r"pass another --output_dir\.$"):  # nothing to resume
         train_head("ner", folder, **options)
+
+
+@pytest.mark.parametrize("file", ["config.json", "checkpoint-20/training_state.pt"])
+def test_a_bilm_in_the_output_folder_stays(file, place, tmp_path):
+    """Trainer would remove its checkpoints, and the head would replace it."""
+    (tmp_path / "run" / file).parent.mkdir(parents=True)
+    (tmp_path / "run" / file).touch()
+    with pytest.raises(FileExistsError, match="run holds a model of another run"):
+        train_head("ner", place("ner"), output_dir=tmp_path / "run")
+    with pytest.raises(FileExistsError, match="run was made with other settings"):
+        experiment("ner", place("ner"), output_dir=tmp_path / "run")
+    assert [path for path in (tmp_path / "run").rglob("*") if path.is_file()] == [tmp_path / "run" / file]
 
 
 @pytest.mark.slow

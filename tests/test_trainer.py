@@ -40,6 +40,7 @@ def place(tmp_path_factory) -> Path:
 
 
 FIXED = {
+    "do_predict": True,
     "label_names": ["a"],
     "label_smoothing_factor": 0.1,
     "prediction_loss_only": True,
@@ -73,6 +74,13 @@ def test_what_trainer_refuses_is_named_before_any_work(options, place, tmp_path,
     monkeypatch.setattr(run_task, "fine_tune", None)  # the data are not read
     with pytest.raises(ValueError, match=f"--{[*options][-1]} .*: .*. Pass another value, or leave it out."):
         train(place, tmp_path, **options)
+
+
+def test_a_name_that_the_hub_refuses_is_refused_before_any_work(tmp_path):
+    TaskTrainingArguments(output_dir=str(tmp_path / "my model"))
+    for options in ({"output_dir": str(tmp_path / "my model")}, {"output_dir": "run", "hub_model_id": "my model"}):
+        with pytest.raises(ValueError, match="--hub_model_id: .*'my model'. Pass USER/NAME."):
+            TaskTrainingArguments(**options, push_to_hub=True)
 
 
 @pytest.mark.parametrize("options", [{"lr_scheduler_type": "reduce_lr_on_plateau"}, {"eval_on_start": True}])

@@ -125,6 +125,14 @@ def card_templates() -> Environment:
     return environment
 
 
+def check_repository(name: str, option_name: str):
+    """Refuses a name that the Hub would refuse only after the training."""
+    try:
+        validate_repo_id(name)
+    except HFValidationError as error:
+        raise ValueError(f"{option_name}: {error.args[0]} Pass USER/NAME.") from error
+
+
 def hub_name(name: str | None) -> str | None:
     """`name`, or None if it is a local folder or no valid name on the Hub, which refuses such names in a card."""
     if name is None or Path(name).exists():

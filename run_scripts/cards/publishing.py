@@ -16,7 +16,6 @@ from typing import Literal
 
 import torch
 from huggingface_hub import HfApi, metadata_load
-from huggingface_hub.utils import validate_repo_id
 from safetensors.torch import load_file
 from yaml import YAMLError
 
@@ -24,7 +23,13 @@ import modeling_elmo
 from modeling_elmo import ELMoConfig, ELMoPreTrainedModel, ELMoTokenizer
 from modeling_elmo.configuration_elmo import SENTENCE_TRANSFORMERS_FILES
 from modeling_elmo.run_scripts.cards.bilm_card import write_bilm_card
-from modeling_elmo.run_scripts.cards.card import EXAMPLES, CardArguments, read_result, write_card_facts
+from modeling_elmo.run_scripts.cards.card import (
+    EXAMPLES,
+    CardArguments,
+    check_repository,
+    read_result,
+    write_card_facts,
+)
 from modeling_elmo.run_scripts.cards.head_card import PIPELINE_TAGS, write_head_card
 from modeling_elmo.run_scripts.program.command_line import option
 from modeling_elmo.run_scripts.program.files import MODEL_FILES, check_model, load_pretrained, read_json
@@ -87,7 +92,7 @@ class PushArguments(CardArguments):
 
     def __post_init__(self):
         super().__post_init__()
-        validate_repo_id(self.repo_id)
+        check_repository(self.repo_id, "--repo_id")
         if not Path(self.model, "config.json").is_file():
             raise FileNotFoundError(f"--model {self.model}: there is no config.json; pass the folder of a checkpoint.")
         check_model(self.model)

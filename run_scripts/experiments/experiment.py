@@ -275,7 +275,7 @@ class Experiment:
         folder, settings = self._folder_of(arm.name, seed), without_folders(self._settings(arm, seed))
         if record := self._recorded(arm, seed):
             begun = record["settings"]
-        elif (folder / "record.json").exists() or last_checkpoint(folder):
+        elif reports.holds_model(folder):
             begun = read_json(folder / SETTINGS) if (folder / SETTINGS).exists() else {}
         else:  # a new model of the arm: only its seed may differ, or its fold
             folder, records = self.folder, reports.read_records(self.folder)[1]

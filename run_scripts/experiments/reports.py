@@ -29,7 +29,12 @@ from modeling_elmo.run_scripts.cards.tables import (
 )
 from modeling_elmo.run_scripts.fine_tuning.head import HeadArguments, resolved_options
 from modeling_elmo.run_scripts.fine_tuning.task import Record, SplitOutput, Task
-from modeling_elmo.run_scripts.fine_tuning.trainer import TaskTrainer, TaskTrainingArguments, last_checkpoint
+from modeling_elmo.run_scripts.fine_tuning.trainer import (
+    TaskTrainer,
+    TaskTrainingArguments,
+    checkpoints_in,
+    last_checkpoint,
+)
 from modeling_elmo.run_scripts.program.files import digest, parse_json, read_json, write_json, write_lines
 
 RECORDS = "records.jsonl"
@@ -49,9 +54,9 @@ def begin_run(task: Task, head: HeadArguments, training: TaskTrainingArguments):
         "model_digest": model_digest(head.model_name_or_path, is_baseline=not head.use_elmo),
     }
     checkpoint = training.checkpoint()
-    begun = last_checkpoint(folder)
-    if checkpoint is None and (begun or (folder / "record.json").exists()):
-        advice = ", or --resume_from_checkpoint last to continue it" if begun else ""
+    is_own = checkpoint is not None and Path(checkpoint).resolve().parent == folder.resolve()
+    if holds_model(folder) and not is_own:
+        advice = ", or --resume_from_checkpoint last to continue it" if last_checkpoint(folder) else ""
         raise FileExistsError(f"{folder} holds a model of another run; pass another --output_dir{advice}.")
     if checkpoint is not None:
         path = Path(checkpoint).parent / RUN_SETTINGS
@@ -62,6 +67,11 @@ def begin_run(task: Task, head: HeadArguments, training: TaskTrainingArguments):
             )
     if training.process_index == 0:
         write_json(folder / RUN_SETTINGS, settings)
+
+
+def holds_model(folder: Path) -> bool:
+    """Whether a folder has a finished model or the checkpoints of a run, also of another program."""
+    return any((folder / name).exists() for name in ("record.json", CONFIG_NAME)) or bool(checkpoints_in(folder))
 
 
 def split_outputs(trainer: TaskTrainer, task: Task, splits: dict[str, Dataset]) -> dict[str, SplitOutput]:

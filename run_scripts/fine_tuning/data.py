@@ -21,6 +21,7 @@ from modeling_elmo.run_scripts.program.command_line import option, refuse_unread
 from modeling_elmo.run_scripts.program.data_files import LocatedRow, Location, RowReader, format_suffix
 from modeling_elmo.run_scripts.program.files import (
     ROWS_AT_ONCE,
+    digest,
     load_dataset,
     refuse_folder_or_pipe,
     refuse_training_data,
@@ -87,7 +88,7 @@ class Source(NamedTuple):
             return starmap(convert, self.read())
 
         self.first()
-        states = code_states(*self.files)
+        states = (*code_states(), digest(path.read_bytes() for path in self.files))
         try:
             return Dataset.from_generator(
                 rows, features, gen_kwargs={"states": states}, split=datasets.NamedSplit(split)
@@ -98,15 +99,15 @@ class Source(NamedTuple):
             raise
 
 
-def code_states(*files: Path) -> tuple[tuple[int, int], ...]:
-    """Size and modification time of our code and of `files`.
+def code_states() -> tuple[tuple[int, int], ...]:
+    """Size and modification time of our code.
 
-    `datasets` finds cached data by the arguments of a function. These states are one of them, so that new code and new
-    files are not answered with old data.
+    `datasets` finds cached data by the arguments of a function. These states are one of them, so that new code is not
+    answered with old data.
     """
     folders = (Path(__file__).resolve().parents[1], Path(elmo_pretokenization.__file__).resolve().parent)
     code = (file for folder in folders for file in sorted(folder.rglob("*.py")))
-    return tuple((state.st_size, state.st_mtime_ns) for state in map(Path.stat, chain(code, files)))
+    return tuple((state.st_size, state.st_mtime_ns) for state in map(Path.stat, code))
 
 
 def split_sources(arguments: DataArguments, formats: Mapping[str, RowReader]) -> dict[str, Source]:

@@ -20,6 +20,7 @@ from transformers.utils import is_torch_tf32_available, logging
 
 from modeling_elmo import ELMoConfig
 from modeling_elmo.modeling_elmo_heads import ELMoForTokenClassification
+from modeling_elmo.run_scripts.cards.card import check_repository
 from modeling_elmo.run_scripts.program.command_line import option
 from modeling_elmo.run_scripts.program.files import broken_weights, sync, writing
 from modeling_elmo.run_scripts.program.processes import check_processes, check_workers, has_accelerator
@@ -34,8 +35,10 @@ RECORDED_OPTIONS = (
     *("eval_strategy", "eval_steps", "save_strategy", "save_steps", "load_best_model_at_end"),
     *("adadelta", "ema_decay", "train_sampling_strategy", "lr_decay"),
 )
-# Options that a task decides: the head has its own loss, and all predictions are scored in the order of the examples.
+# Options that a task decides: the program trains, the head has its own loss, and all predictions are scored in the
+# order of the examples.
 FIXED_OPTIONS: dict[str, Any] = {
+    "do_predict": False,
     **{"label_smoothing_factor": 0.0, "prediction_loss_only": False, "eval_do_concat_batches": True},
     **{"dataloader_drop_last": False, "dataloader_in_order": True, "greater_is_better": True},
 }
@@ -78,6 +81,8 @@ class TaskTrainingArguments(TrainingArguments):
         if self.learning_rate is None:
             self.learning_rate = 1.0 if self.adadelta else self.default_learning_rate
         check_workers(self.dataloader_num_workers)
+        if self.push_to_hub:
+            check_repository(self.hub_model_id or Path(self.output_dir).resolve().name, "--hub_model_id")
         fixed = FIXED_OPTIONS | {"label_names": self.trainer_options.get("label_names")}
         ignored = [name for name, value in fixed.items() if getattr(self, name) not in (value, None)]
         for name in ignored:
@@ -139,7 +144,7 @@ class TaskTrainingArguments(TrainingArguments):
         if wanted is not None and not (found and Path(found, "trainer_state.json").is_file()):
             raise FileNotFoundError(
                 f"--resume_from_checkpoint {wanted}: there is no complete checkpoint of Trainer. Pass a folder "
-                "checkpoint-N or `last`, or leave the option out."
+                "checkpoint-N, or leave the option out."
             )
         return found
 

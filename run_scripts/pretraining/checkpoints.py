@@ -169,7 +169,7 @@ class Checkpoints:
         if found is None or found.name.startswith(".") or not (found / TRAINING_STATE).is_file():
             raise FileNotFoundError(
                 f"--resume_from_checkpoint {name}: this is not a complete checkpoint with a {TRAINING_STATE}. "
-                f"{self._contents()} Pass `last` or a folder checkpoint-STEP, or leave the option out."
+                f"{self._contents()} Pass a folder checkpoint-STEP, or leave the option out."
             )
         if last is not None and not last.samefile(found):
             raise ValueError(

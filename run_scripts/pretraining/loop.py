@@ -187,13 +187,13 @@ class Pretraining:
         with self.signal, bar:
             self._train(batches, bar)
             self._log(bar)
-        if not self.progress.step:
-            raise ValueError(
-                f"--num_train_epochs {self.arguments.num_train_epochs} ends within the first batch. Pass more, or "
-                "pass --max_steps."
-            )
-        self._evaluate()
-        self._save()
+            if not self.progress.step:
+                raise ValueError(
+                    f"--num_train_epochs {self.arguments.num_train_epochs} ends within the first batch. Pass more, or "
+                    "pass --max_steps."
+                )
+            self._evaluate()
+            self._save()
 
     def _batches(self) -> SentenceBatches | StreamWindows:
         """The batches of this process after its position, or from the beginning of the text."""
