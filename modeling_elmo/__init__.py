@@ -2,16 +2,7 @@
 
 from pathlib import Path
 
-from transformers import (
-    AutoConfig,
-    AutoModel,
-    AutoModelForCausalLM,
-    AutoModelForPreTraining,
-    AutoModelForQuestionAnswering,
-    AutoModelForSequenceClassification,
-    AutoModelForTokenClassification,
-    AutoTokenizer,
-)
+import transformers
 from transformers.pipelines import PIPELINE_REGISTRY
 
 # In a clone, the code folders are at the top of the repository; an installed package has them below this folder.
@@ -49,29 +40,29 @@ __version__ = "1.0.0"
 
 _has_sources = Path(__file__).with_suffix(".py").is_file()  # not if the package is compiled, zipped or frozen
 # Registered with the Auto classes of this process ...
-AutoConfig.register(ELMoConfig.model_type, ELMoConfig, exist_ok=True)
-AutoTokenizer.register(ELMoConfig, fast_tokenizer_class=ELMoTokenizer, exist_ok=True)
+transformers.AutoConfig.register(ELMoConfig.model_type, ELMoConfig, exist_ok=True)
+transformers.AutoTokenizer.register(ELMoConfig, fast_tokenizer_class=ELMoTokenizer, exist_ok=True)
 for _auto_class, *_model_classes in (
-    (AutoModel, ELMoModel),
-    (AutoModelForPreTraining, ELMoForPreTraining),
-    (AutoModelForCausalLM, ELMoForCausalLM),
+    (transformers.AutoModel, ELMoModel),
+    (transformers.AutoModelForPreTraining, ELMoForPreTraining),
+    (transformers.AutoModelForCausalLM, ELMoForCausalLM),
     (
-        AutoModelForTokenClassification,
+        transformers.AutoModelForTokenClassification,
         ELMoForTokenClassification,
         ELMoForSemanticRoleLabeling,
         ELMoForCoreferenceResolution,
     ),
-    (AutoModelForSequenceClassification, ELMoForSequenceClassification),
-    (AutoModelForQuestionAnswering, ELMoForQuestionAnswering),
+    (transformers.AutoModelForSequenceClassification, ELMoForSequenceClassification),
+    (transformers.AutoModelForQuestionAnswering, ELMoForQuestionAnswering),
 ):
     # Of several classes, transformers takes the one that `architectures` of the configuration names, else the first.
     _auto_class.register(ELMoConfig, tuple(_model_classes), exist_ok=True)
     for _model_class in _model_classes if _has_sources else ():  # ... and saved with its code, for other processes.
         _model_class.register_for_auto_class(_auto_class.__name__)
 for _task, _pipeline_class, _auto_class in (  # transformers refuses "question-answering", a task that it removed
-    ("extractive-question-answering", ELMoQuestionAnsweringPipeline, AutoModelForQuestionAnswering),
-    ("semantic-role-labeling", ELMoSemanticRolePipeline, AutoModelForTokenClassification),
-    ("coreference-resolution", ELMoCoreferencePipeline, AutoModelForTokenClassification),
+    ("extractive-question-answering", ELMoQuestionAnsweringPipeline, transformers.AutoModelForQuestionAnswering),
+    ("semantic-role-labeling", ELMoSemanticRolePipeline, transformers.AutoModelForTokenClassification),
+    ("coreference-resolution", ELMoCoreferencePipeline, transformers.AutoModelForTokenClassification),
 ):
     PIPELINE_REGISTRY.register_pipeline(_task, pipeline_class=_pipeline_class, pt_model=_auto_class, type="text")
 # Not registered: every pipeline of this task that is saved would then include our code.

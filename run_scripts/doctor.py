@@ -7,7 +7,7 @@ Paste its output into a report of a problem. It loads no model and changes nothi
 
 import os
 import platform
-from importlib.metadata import PackageNotFoundError, version
+from importlib.metadata import distributions
 
 import torch
 from torch import nn
@@ -44,7 +44,7 @@ def machine_facts() -> dict[str, dict[str, str]]:
         "Versions": {
             "modeling-elmo": f"{modeling_elmo.__version__}, in {os.path.dirname(str(modeling_elmo.__file__))}",
             "python": f"{platform.python_version()}, {platform.platform()}",
-            **{name: installed_version(name) for name in PACKAGES},
+            **{name: next((each.version for each in distributions(name=name)), "missing") for name in PACKAGES},
         },
         "Processor": {
             "name": f"{processor_name()}, {os.cpu_count()} cores; torch uses {torch.get_num_threads()} threads",
@@ -57,13 +57,6 @@ def machine_facts() -> dict[str, dict[str, str]]:
             "training, --bf16": bf16,
         },
     }
-
-
-def installed_version(name: str) -> str:
-    try:
-        return version(name)
-    except PackageNotFoundError:
-        return "missing"
 
 
 def accelerators() -> dict[str, str]:

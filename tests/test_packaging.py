@@ -108,7 +108,7 @@ from modeling_elmo.run_scripts import run_pretraining, run_task
 assert modeling_elmo.__file__.endswith(".pyc")
 modeling_elmo.ELMoModel(modeling_elmo.ELMoConfig.from_preset("tiny")).save_pretrained("saved")
 modeling_elmo.ELMoTokenizer.from_pretrained(NAME).save_pretrained("saved")
-print(modeling_elmo.AutoModel.from_pretrained("saved").config.model_type)
+print(modeling_elmo.transformers.AutoModel.from_pretrained("saved").config.model_type)
 """
 
 

@@ -363,8 +363,8 @@ class ELMoTokenizer(TokenizersBackend):
 
     def _with_ids(self, encodings: Sequence[Encoding], ids: Sequence) -> list[Encoding]:
         """The backend's encodings with the ids and tokens of the tokenizer, which knows words in other spellings."""
-        pairs = zip(encodings, map(np.ndarray.tolist, map(np.asarray, ids)), strict=True)
-        return [with_ids(encoding, own, self.convert_ids_to_tokens(own)) for encoding, own in pairs]
+        pairs = zip(encodings, (np.asarray(row).tolist() for row in ids), strict=True)
+        return [with_ids(encoding, own, list(map(self._word_of_id, own))) for encoding, own in pairs]
 
     def _encode_in_numpy(
         self,

@@ -10,15 +10,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
-from transformers import (
-    AutoConfig,
-    AutoModel,
-    AutoModelForPreTraining,
-    AutoModelForQuestionAnswering,
-    AutoModelForSequenceClassification,
-    AutoModelForTokenClassification,
-    pipeline,
-)
+import transformers
 
 import modeling_elmo  # noqa: F401 (registers ELMo with the Auto classes)
 from modeling_elmo.pipeline_elmo_roles import role_spans
@@ -38,13 +30,13 @@ SHOWN_PREDICTIONS = 5
 
 # Architecture in config.json: the Auto class that loads it, and the pipeline that runs it. A biLM has none.
 ARCHITECTURES: dict[str, tuple[Any, str | None]] = {
-    "ELMoModel": (AutoModel, None),
-    "ELMoForPreTraining": (AutoModelForPreTraining, None),
-    "ELMoForTokenClassification": (AutoModelForTokenClassification, "token-classification"),
-    "ELMoForSemanticRoleLabeling": (AutoModelForTokenClassification, "semantic-role-labeling"),
-    "ELMoForQuestionAnswering": (AutoModelForQuestionAnswering, "extractive-question-answering"),
-    "ELMoForSequenceClassification": (AutoModelForSequenceClassification, "text-classification"),
-    "ELMoForCoreferenceResolution": (AutoModelForTokenClassification, "coreference-resolution"),
+    "ELMoModel": (transformers.AutoModel, None),
+    "ELMoForPreTraining": (transformers.AutoModelForPreTraining, None),
+    "ELMoForTokenClassification": (transformers.AutoModelForTokenClassification, "token-classification"),
+    "ELMoForSemanticRoleLabeling": (transformers.AutoModelForTokenClassification, "semantic-role-labeling"),
+    "ELMoForQuestionAnswering": (transformers.AutoModelForQuestionAnswering, "extractive-question-answering"),
+    "ELMoForSequenceClassification": (transformers.AutoModelForSequenceClassification, "text-classification"),
+    "ELMoForCoreferenceResolution": (transformers.AutoModelForTokenClassification, "coreference-resolution"),
 }
 
 Piece = tuple[str, str | None]  # a piece of a text, and its label
@@ -75,13 +67,13 @@ class OpenModel:
 def open_model(name: str, trust_remote_code: bool = False) -> OpenModel:
     """Loads a biLM or a trained head, as its config.json says."""
     check_model(name)
-    config = load_pretrained(AutoConfig, name, trust_remote_code=trust_remote_code)
+    config = load_pretrained(transformers.AutoConfig, name, trust_remote_code=trust_remote_code)
     architecture = (config.architectures or ["ELMoModel"])[0]
     if architecture not in ARCHITECTURES:
         raise ValueError(f"{name} has the architecture {architecture}; pass one of {', '.join(ARCHITECTURES)}.")
     auto_class, task = ARCHITECTURES[architecture]
-    if auto_class is AutoModelForPreTraining and not (config.has_softmax and config.vocab_size > 4):
-        auto_class = AutoModel  # nothing but special words, or published without its softmax
+    if auto_class is transformers.AutoModelForPreTraining and not (config.has_softmax and config.vocab_size > 4):
+        auto_class = transformers.AutoModel  # nothing but special words, or published without its softmax
     model, tokenizer = load_model_and_tokenizer(name, None, trust_remote_code, auto_class=auto_class)
     return OpenModel(Path(name).resolve().name if Path(name).is_dir() else name, model, tokenizer, task)
 
@@ -216,7 +208,7 @@ def head_pieces(opened: OpenModel, text: str, question: str | None = "", second:
     if needs_pairs(opened):
         lines_of(second, "second text")
     task = str(opened.task)
-    run = pipeline(task, model=opened.model, tokenizer=opened.tokenizer)
+    run = transformers.pipeline(task, model=opened.model, tokenizer=opened.tokenizer)
     if task == "semantic-role-labeling":
         return role_pieces(run, lines)
     return pieces("\n".join(lines), FINDERS[task](run, lines, question or "", second or ""))

@@ -1,6 +1,5 @@
 """Held-out perplexity of a biLM: the exponential of the mean loss over all words of a text."""
 
-import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
@@ -110,17 +109,15 @@ def evaluate(
         protocol = f"states carried from sentence to sentence, both directions in file order, in {text}"
     device = "cpu" if accelerator.device.type == "mps" else accelerator.device  # mps has no float64
     forward, backward, predictions, unknown, unigram = accelerator.reduce(sums.to(device)).tolist()
+    means = torch.tensor([(forward + backward) / 2, forward, backward, unigram], dtype=torch.float64) / predictions
+    joint, forward, backward, unigram = means.exp().tolist()  # infinity above the limit of float64
     return Perplexity(
-        perplexity=_exp((forward + backward) / 2 / predictions),
-        forward=_exp(forward / predictions),
-        backward=_exp(backward / predictions),
+        perplexity=joint,
+        forward=forward,
+        backward=backward,
         predictions=int(predictions),
         unknown_rate=unknown / predictions,
         vocabulary_size=model.config.vocab_size,
         protocol=protocol,
-        unigram=None if log_frequencies_V is None else _exp(unigram / predictions),
+        unigram=None if log_frequencies_V is None else unigram,
     )
-
-
-def _exp(loss: float) -> float:
-    return math.inf if loss > 700 else math.exp(loss)  # 700: the limit of float64
