@@ -334,6 +334,7 @@ def test_positions_of_other_batches_are_refused():
         (stream, {"rows": 3}, "rows=2, but here it is 3"),
         (stream, {"world_size": 2}, "world_size=1, but here it is 2"),
         (stream, {"survey": Survey(443, 9000)}, "lines=444, but here it is 443"),
+        (stream, {"survey": Survey(444, 9000)}, rf"words={survey.words}, but here it is 9000"),
     ):
         position = next(iter(make_batches())).position
         make_batches(position)

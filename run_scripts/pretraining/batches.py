@@ -154,7 +154,8 @@ class CorpusBatches(IterableDataset):
         self.is_held_out = not (shuffle or repeat)
         self.rank, self.world_size = rank, world_size
         order = {"seed": seed, "shuffle": shuffle, "shuffle_buffer": shuffle_buffer}
-        text = {"is_split_into_words": is_split_into_words, "text": corpus.order, "lines": survey and survey.lines}
+        text = {"is_split_into_words": is_split_into_words, "text": corpus.order}
+        text |= {"lines": survey and survey.lines, "words": survey and survey.words}
         self.settings = {"batches": type(self).__name__, **sizes, **order, **text}  # part of every position
         self.position = position
         for name, now in self.settings.items() if position is not None else ():
