@@ -36,7 +36,7 @@ from tqdm.auto import tqdm
 from transformers.utils import logging
 
 from modeling_elmo.run_scripts.program.command_line import ProgramParser, option, run
-from modeling_elmo.run_scripts.program.files import TextArguments, digest
+from modeling_elmo.run_scripts.program.files import TextArguments, digest, model_digest
 from modeling_elmo.run_scripts.program.processes import join_processes, sole_run, values_of_all
 from modeling_elmo.run_scripts.vectors.embedding import (
     BATCHES_PER_BLOCK,
@@ -98,6 +98,7 @@ def main(arguments: list[str] | None = None) -> Path:
     choices = {name: getattr(parsed, name) for name in ("layers", "pooling", "dtype")}
     weights = (tensor.flatten().view(torch.uint8).cpu().numpy() for tensor in model.state_dict().values())
     computed_by = {"compute_dtype": parsed.compute_dtype, "weights": digest(weights)}
+    computed_by["model"] = model_digest(parsed.model)  # with its options, and its tokenizer
     batch_size = (parsed.batch_size or 64) if parsed.stateful else None
     settings = {**choices, "raw_text": parsed.raw_text, "unit": parsed.unit, **computed_by, "batch_size": batch_size}
     parts = PartsFolder(output, settings, BATCHES_PER_BLOCK * parsed.batch_tokens, batch_size)

@@ -44,11 +44,15 @@ def main(arguments: list[str] | None = None) -> dict[str, dict[str, float]]:
     if format_suffix(path) not in ROW_READERS:
         raise ValueError(f"{path}: unknown suffix; pass a table that ends in {', '.join(ROW_READERS)}, .gz or .zst.")
     for location, row in ROW_READERS[format_suffix(path)](path):
-        if absent := [name for name in (parsed.group_column, "good", "bad") if not row.get(name)]:
+        texts = {name: row.get(name) for name in (parsed.group_column, "good", "bad")}
+        if type(texts[parsed.group_column]) in (int, float):
+            texts[parsed.group_column] = str(texts[parsed.group_column])
+        if absent := [name for name, text in texts.items() if not (isinstance(text, str) and text.strip())]:
             raise ValueError(f"{location} has no {absent[0]!r}: {row!r:.200}. Correct it, or pass another table.")
-        if row[parsed.group_column] == ALL:
+        group, good, bad = (str(text).strip() for text in texts.values())
+        if group == ALL:
             raise ValueError(f"{location}: the group {ALL!r} has the name of the last row. Call it by another name.")
-        groups[row[parsed.group_column]] += row["good"], row["bad"]
+        groups[group] += good, bad
     if not groups:
         raise ValueError(f"{path} has no pairs; pass a table with columns good and bad.")
     model, tokenizer = load_model_and_tokenizer(parsed.model, auto_class=AutoModelForPreTraining)

@@ -218,8 +218,9 @@ def grouped_sentences(patterns: list[str], group_by: str, text_column: str) -> I
             group = row[group_by]
             if not isinstance(group, (str, int, float)) or not str(group).strip():
                 raise ValueError(f"{location}: the group {group_by!r} is {group!r}; pass a name or a number.")
-            line = to_line(str(location), row[text_column], is_raw_text=True, unit="word")
-            yield str(group).strip(), line.sentence
+            text = row[text_column]
+            for part in text.split("\n") if isinstance(text, str) else [text]:
+                yield str(group).strip(), to_line(str(location), part, is_raw_text=True, unit="word").sentence
 
 
 def located_rows(path: Path, text_column: str) -> Iterator[LocatedRow]:

@@ -48,7 +48,7 @@ def main(arguments: list[str] | None = None) -> dict[str, Any]:
     if len(known := set(chain.from_iterable(tags["train"]))) < 2:
         raise ValueError(f"{files['train']} has only the tag {known.pop()!r}; a probe needs two. Pass more text.")
     predicted = {"most frequent tag": most_frequent_tags(words, tags)}
-    for source in layer_sources(parsed):
+    for source in layer_sources(parsed, files):
         layers = {  # `(layers, words, width)` of all words of a split
             split: np.concatenate([np.asarray(each, np.float32) for each in source.read(sentences, files[split])], 1)
             for split, sentences in words.items()

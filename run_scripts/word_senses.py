@@ -66,7 +66,7 @@ def main(arguments: list[str] | None = None) -> dict[str, Any]:
         if split in texts:
             found[split] = {"instances": len(texts[split].instances), "file": Path(files[split]).name}
             found[figure] = {}
-    for source in layer_sources(parsed):
+    for source in layer_sources(parsed, {split: files[split] for split in texts}):
         vectors = {
             split: instance_vectors(text, source.read(text.sentences, files[split])) for split, text in texts.items()
         }

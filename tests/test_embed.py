@@ -6,6 +6,7 @@ import glob
 import gzip
 import json
 import os
+import shutil
 import subprocess
 import sys
 import time
@@ -22,10 +23,11 @@ import torch
 from pretraining_worker import torchrun, two_machines
 
 from modeling_elmo import ELMoConfig, ELMoForPreTraining, ELMoModel, ELMoTokenizer
-from modeling_elmo.conversion.formats import convert_checkpoint
+from modeling_elmo.conversion.formats import convert_checkpoint, load_for_export
 from modeling_elmo.conversion.original import OriginalCheckpoint
 from modeling_elmo.elmo_operators import int8_obstacle
 from modeling_elmo.run_scripts import embed
+from modeling_elmo.run_scripts.program.files import load_pretrained
 from modeling_elmo.run_scripts.vectors import embedding, outputs
 from modeling_elmo.run_scripts.vectors.lines import fasta_records
 
@@ -363,8 +365,14 @@ def test_a_resumed_run_with_other_settings(model_dir, corpus, interrupted, tmp_p
     for name, value in (("layers", "top"), ("pooling", "mean"), ("dtype", "float16"), ("raw_text", True)):
         with pytest.raises(ValueError, match=rf"parts has other settings: {name} \w+, now {value}\. Pass the"):
             run(model_dir, interrupted, input=corpus, **{name: value})
-    with pytest.raises(ValueError, match=r"other settings: weights \w+, now \w+"):
+    with pytest.raises(ValueError, match=r"other settings: .*weights \w+, now \w+"):
         run(save_model(tmp_path / "other", ELMoModel(tiny())), interrupted, input=corpus)
+    for file in ("config.json", "tokenizer_config.json"):
+        changed = shutil.copytree(model_dir, tmp_path / file)
+        content = json.loads((changed / file).read_text())
+        (changed / file).write_text(json.dumps(content | {"cell_clip": 1.0, "pre_tokenization": "whitespace"}))
+        with pytest.raises(ValueError, match=r"other settings: model \w+, now \w+\. "):
+            run(changed, interrupted, input=corpus)
 
 
 def test_a_resumed_run_with_another_input(model_dir, corpus, interrupted):
@@ -531,6 +539,10 @@ def test_a_model_without_all_weights_is_refused(tmp_path, corpus):
     model.save_pretrained(tmp_path / "half", state_dict=weights)
     with pytest.raises(ValueError, match=r"half lacks weights: char_encoder\.highways\.0\.carry\.bias, .*Convert or"):
         run(tmp_path / "half", tmp_path / "v.hdf5", input=corpus)
+    for read in (load_pretrained, load_for_export):
+        kind, place = ELMoForPreTraining, tmp_path / "half"
+        with pytest.raises(ValueError, match=r"half lacks weights: elmo\.char_encoder\.highways\.0\.carry\.bias"):
+            read(kind, place)
 
 
 def test_missing_extras_are_named(monkeypatch):

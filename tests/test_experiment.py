@@ -33,6 +33,7 @@ from modeling_elmo.run_scripts.experiments.reports import RECORDS, read_records
 from modeling_elmo.run_scripts.fine_tuning import features
 from modeling_elmo.run_scripts.fine_tuning import head as head_module
 from modeling_elmo.run_scripts.fine_tuning.trainer import TaskTrainer
+from modeling_elmo.run_scripts.program.files import model_digest
 
 SHORT = {"max_steps": 1, "max_eval_samples": 2}
 
@@ -285,12 +286,12 @@ def test_other_files_under_the_same_name_are_noticed(place, tmp_path):
 
 def test_a_model_written_by_another_transformers_is_the_same_model(tmp_path):
     folder = bilm(tmp_path / "bilm")
-    digest, config = reports.model_digest(str(folder)), folder / "config.json"
+    digest, config = model_digest(str(folder)), folder / "config.json"
     content = config.read_text()
     config.write_text(content.replace(transformers.__version__, "4.57.0"))
-    assert config.read_text() != content and reports.model_digest(str(folder)) == digest
+    assert config.read_text() != content and model_digest(str(folder)) == digest
     config.write_text(content.replace('"cell_clip": 3.0', '"cell_clip": 2.0'))
-    assert config.read_text() != content and reports.model_digest(str(folder)) != digest
+    assert config.read_text() != content and model_digest(str(folder)) != digest
 
 
 def test_records_alone_are_enough_for_tables_but_not_for_the_hub(finished, place, tmp_path, trainers):

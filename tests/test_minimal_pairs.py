@@ -71,7 +71,7 @@ def test_shares_are_those_of_sentences_alone(bilm, tmp_path, capsys):
         ({"header": ("phenomenon", "good", "worse")}, [], "pairs.tsv.gz, line 2 has no 'bad'"),
         ({}, ["--group_column", "paradigm"], "line 2 has no 'paradigm'"),
         ({"rows": []}, [], "pairs.tsv.gz has no pairs"),
-        ({"rows": [*PAIRS, ("order", "", "the cats")]}, [], "line 7 has no 'good'"),
+        ({"rows": [*PAIRS, ("order", " ", "the cats")]}, [], "line 7 has no 'good'"),
         (
             {"rows": [*PAIRS, ("all", "the cats", "cats the")]},
             [],
@@ -89,5 +89,12 @@ def test_other_formats(bilm, tmp_path):
     rows = [dict(zip(("phenomenon", "good", "bad"), row, strict=True)) for row in PAIRS]
     (tmp_path / "pairs.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in rows))
     assert minimal_pairs.main([str(tmp_path / "pairs.jsonl"), "--model", str(bilm)]) == expected
+    rows[0]["phenomenon"], rows[1]["phenomenon"] = 0, " 0"
+    (tmp_path / "pairs.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+    assert minimal_pairs.main([str(tmp_path / "pairs.jsonl"), "--model", str(bilm)])["0"]["pairs"] == 2
+    for name, value in (("good", 5), ("phenomenon", ["a"])):
+        (tmp_path / "pairs.jsonl").write_text(json.dumps(rows[0] | {name: value}))
+        with pytest.raises(ValueError, match=f"pairs.jsonl, line 1 has no '{name}'"):
+            minimal_pairs.main([str(tmp_path / "pairs.jsonl"), "--model", str(bilm)])
     with pytest.raises(ValueError, match=r"pairs.txt: unknown suffix; pass a table that ends in .tsv, .csv, .jsonl"):
         minimal_pairs.main([str(tmp_path / "pairs.txt"), "--model", str(bilm)])

@@ -1,6 +1,7 @@
 """The probe of each layer: its classifier against scipy, its table against the model one sentence at a time."""
 
 import json
+import shutil
 
 import h5py
 import numpy as np
@@ -117,6 +118,14 @@ def test_vectors_from_elsewhere(files, tmp_path):
     assert list(scores) == ["most frequent tag", "layer 0", "layer 1", "word vectors"]
     assert scores["layer 0"]["accuracy"] == 1 and scores["layer 1"]["accuracy"] < 0.6
     assert scores["word vectors"]["accuracy"] < scores["most frequent tag"]["accuracy"] < 1
+    with pytest.raises(ValueError, match=r"my\.train\.hdf5 has .* arrays for .* sentences, so they may be of others"):
+        probe.main([*vectors, *options(files), "--max_train_samples", "5"])
+    (tmp_path / "other").mkdir()
+    again = options(files | {"test": shutil.copy(files["train"], tmp_path / "other")})
+    for given in (vectors, ["--write_sentences", str(tmp_path / "new")]):
+        with pytest.raises(ValueError, match=r"my\.train\.tsv and .* are both called 'my\.train' here; rename one"):
+            probe.main([*given, *again])
+    assert not (tmp_path / "new").exists()
 
 
 def test_entities_are_scored_by_f1(folder, tmp_path):

@@ -95,7 +95,9 @@ def test_all_pairs_in_the_order_of_groups():
 
 def test_order_and_bins():
     assert order_groups(["1990", "1985.5", "900"], None) == ({"900": "900", "1985.5": "1985.5", "1990": "1990"}, True)
-    mixed = {"1990": "1990", "1990.0": "1990", "1991.0": "1991.0"}  # pandas writes decimals beside a missing value
+    mixed = {"1990": "1990", "1990.0": "1990", "1991.0": "1991"}  # pandas writes decimals beside a missing value
+    names = ["007", "7", "1e2", "100", "1234567890123456789", "1234567890123456790"]
+    assert order_groups(names, None) == (dict(zip(names, names, strict=True)), True)
     assert order_groups(["1991.0", "1990", "1990.0"], None) == (mixed, True)
     assert order_groups(["b", "a", "10"], None) == ({"b": "b", "a": "a", "10": "10"}, False)
     years = ["1999", "1984", "-1", "1980", "0"]
@@ -185,6 +187,12 @@ def test_files_and_formats_give_the_same_groups(run_change, table, tmp_path):
     ]
     assert [group["name"] for group in results[3]["groups"]] == ["1850", "1900"] and results[3]["ordered"]
     assert len({str([pair["apd"]["distance"] for pair in result["pairs"]]) for result in results}) == 1
+    cells: dict[str, list[str]] = {}
+    for year, _, text in rows[1:]:
+        cells.setdefault(year, []).append(text)
+    with (tmp_path / "lines.csv").open("w", encoding="utf-8", newline="") as file:  # cells of several lines
+        csv.writer(file).writerows([("year", "text"), *((year, "\n".join(texts)) for year, texts in cells.items())])
+    assert run_change(tmp_path / "lines.csv")["groups"] == results[0]["groups"]
     genres = run_change(table, group_by="genre", bin_width=None, max_uses=12)
     assert {group["name"] for group in genres["groups"]} == {"a", "b"} and not genres["ordered"]
     assert [(group["uses"], group["uses_in_text"]) for group in genres["groups"]] == [(12, 30)] * 2

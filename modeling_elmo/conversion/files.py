@@ -11,7 +11,7 @@ import sys
 import tempfile
 import zipfile
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from fnmatch import fnmatchcase
 from pathlib import Path
@@ -98,6 +98,13 @@ def find(reference: str | Path, patterns: tuple[str, ...], scratch: Path) -> Pat
 def first_of(items: list[str], most: int = 20) -> list[str]:
     """The items that an error lists."""
     return items if len(items) <= most else [*items[:most], f"and {len(items) - most} more"]
+
+
+def check_complete(missing: Iterable[str], source: str | Path):
+    """Refuses a checkpoint without weights that would be random. A mix is new in a biLM; a softmax may be absent."""
+    new = ("scalar_mix.", "softmax.")
+    if absent := sorted(key for key in missing if not key.removeprefix("elmo.").startswith(new)):
+        raise ValueError(f"{source} lacks weights: {', '.join(first_of(absent))}. Convert or train it first.")
 
 
 def check_empty(output_dir: Path):

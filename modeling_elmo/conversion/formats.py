@@ -94,7 +94,8 @@ def load_for_export(model_class: type[ELMoPreTrainedModel], model_dir: str | Pat
     """A model in float32, without what the original formats have no place for."""
     if Path(model_dir).is_dir() and not Path(model_dir, "config.json").is_file():  # transformers would take defaults
         raise FileNotFoundError(f"{model_dir} has no config.json; pass a folder that save_pretrained wrote.")
-    model = model_class.from_pretrained(model_dir, dtype=torch.float32)
+    model, loading = model_class.from_pretrained(model_dir, dtype=torch.float32, output_loading_info=True)
+    files.check_complete(loading["missing_keys"], model_dir)
     if model._is_int8():
         raise ValueError(f"{model_dir} is quantized, which the format cannot store; save `model.dequantize()`.")
     model.base_model.drop_cache()

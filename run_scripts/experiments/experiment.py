@@ -44,6 +44,7 @@ from modeling_elmo.run_scripts.program.files import (
     digest,
     files_named,
     load_pretrained,
+    model_digest,
     read_json,
     sync,
     write_json,
@@ -308,7 +309,7 @@ class Experiment:
             parts = (json.dumps(self.word_vectors.words).encode(), self.word_vectors.vectors.tobytes())
             found["word_vectors_digest"] = digest(parts)
         name = self.head.model_name_or_path
-        models = {use_elmo: reports.model_digest(name, is_baseline=not use_elmo) for use_elmo in (True, False)}
+        models = {use_elmo: model_digest(name, is_baseline=not use_elmo) for use_elmo in (True, False)}
         return {use_elmo: found | {"model_digest": model} for use_elmo, model in models.items()}
 
     def _train(self, arm: Arm, seed: int) -> Record:

@@ -33,13 +33,12 @@ from modeling_elmo.run_scripts.experiments.paper_page import PlanEntry, page_par
 from modeling_elmo.run_scripts.experiments.reports import (
     PLAN_OUTPUT,
     different_settings,
-    model_digest,
     read_records,
     write_records,
 )
 from modeling_elmo.run_scripts.fine_tuning.tasks import TASKS
 from modeling_elmo.run_scripts.program.command_line import option
-from modeling_elmo.run_scripts.program.files import check_model, read_json, write_lines
+from modeling_elmo.run_scripts.program.files import check_model, model_digest, read_json, write_lines
 from modeling_elmo.run_scripts.program.processes import sole_run
 
 PLAN = Path(__file__).with_name("paper_plan.json")

@@ -7,12 +7,11 @@ a plan runs the experiment, the first line says what it was begun with: `{"plann
 import json
 import time
 from collections.abc import Iterable, Sequence
-from itertools import chain
 from pathlib import Path
 from typing import Any
 
 from datasets import Dataset
-from transformers.utils import CONFIG_NAME, cached_file, extract_commit_hash
+from transformers.utils import CONFIG_NAME
 
 from modeling_elmo.run_scripts.cards.card import CardArguments, hub_name, without_folders, write_card_facts
 from modeling_elmo.run_scripts.cards.figures import draw_ablation, draw_confusion, draw_data_curve, draw_layer_weights
@@ -35,7 +34,7 @@ from modeling_elmo.run_scripts.fine_tuning.trainer import (
     checkpoints_in,
     last_checkpoint,
 )
-from modeling_elmo.run_scripts.program.files import digest, parse_json, read_json, write_json, write_lines
+from modeling_elmo.run_scripts.program.files import digest, model_digest, parse_json, read_json, write_json, write_lines
 
 RECORDS = "records.jsonl"
 PLAN_OUTPUT = "output.log"  # of the program of an experiment that a plan runs
@@ -109,22 +108,6 @@ def run_settings(task: Task, head: HeadArguments, training: TaskTrainingArgument
 
 def data_digest(task: Task) -> str:
     return digest(json.dumps(row).encode() for rows in task.data.values() for row in rows)
-
-
-def model_digest(name_or_path: str, is_baseline: bool = False) -> str:
-    """A digest of a model's files, whichever transformers wrote them, or its commit on the Hub.
-
-    Args:
-        is_baseline: whether only the tokenizer is read.
-    """
-    config = Path(cached_file(name_or_path, CONFIG_NAME))
-    if commit := extract_commit_hash(str(config), None):
-        return commit
-    kinds = ("tokenizer*.json",) if is_baseline else ("*.safetensors", "tokenizer*.json")
-    files = [path for kind in kinds for path in config.parent.glob(kind)]
-    options = {} if is_baseline else {**read_json(config), "transformers_version": None, "auto_map": None}
-    parts = (path.read_bytes() for path in sorted(files))
-    return digest(chain([json.dumps(options, sort_keys=True).encode()], parts))
 
 
 def run_record(

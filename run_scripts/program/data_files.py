@@ -25,6 +25,7 @@ RowReader = Callable[[Path], Iterator[LocatedRow]]
 
 CONLLU_COLUMNS = ("id", "form", "lemma", "upos", "xpos", "feats", "head", "deprel", "deps", "misc")
 DEFAULT_TAGS = "tags"
+DEFAULT_TEXT = "text"  # --text_column; the words of a file in columns
 TABLE_SUFFIXES = (".tsv", ".csv")
 WORD_SUFFIXES = (".conll", ".bio", ".iob", ".iob2", ".conllu")
 COLUMN_SUFFIXES = (*WORD_SUFFIXES, ".tsv", ".txt")  # of a tagger's data
@@ -208,9 +209,11 @@ def _table_texts(path: Path, column: str) -> Iterator[tuple[int, str]]:
 
 
 def _column_texts(path: Path, column: str) -> Iterator[tuple[int, list[str]]]:
-    if column.isdecimal() and int(column) < 1:
-        raise ValueError(f"{path} has no column {column}; pass --text_column 1, 2, ...")
-    word, _ = _column_indexes(path, int(column) if column.isdecimal() else None, None)
+    names = CONLLU_COLUMNS if format_suffix(path) == ".conllu" else ()
+    number = names.index(column) + 1 if column in names else int(column) if column.isdecimal() else None
+    if number == 0 or (number is None and column != DEFAULT_TEXT):
+        raise ValueError(f"{path} has no column {column}; pass --text_column {', '.join(['1, 2, ...', *names])}.")
+    word, _ = _column_indexes(path, number, None)
     for sentence in _sentence_lines(path, [], word + 1):
         yield sentence[0][0], [fields[word] for _, fields in sentence]
 

@@ -12,16 +12,16 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib.util import find_spec
-from itertools import product
+from itertools import chain, product
 from pathlib import Path
 from typing import Any, BinaryIO
 
 import torch
 from safetensors import SafetensorError
 from transformers import PreTrainedConfig
-from transformers.utils import CONFIG_NAME
+from transformers.utils import CONFIG_NAME, cached_file, extract_commit_hash
 
-from modeling_elmo.conversion.files import staged
+from modeling_elmo.conversion.files import check_complete, staged
 from modeling_elmo.run_scripts.program.command_line import flat_message, is_mistake_of_user, option
 
 
@@ -207,9 +207,14 @@ def check_model(name_or_path: str):
 
 
 def load_pretrained(kind: Any, name_or_path: str | Path, **options: Any) -> Any:
-    """`kind.from_pretrained(name_or_path, **options)`, of a model or a tokenizer, with checked weights."""
+    """`kind.from_pretrained(name_or_path, **options)`, of a model or a tokenizer, with checked weights.
+
+    All weights must be there, unless `output_loading_info` is asked for.
+    """
+    is_model = hasattr(kind, "_model_mapping") or issubclass(kind, torch.nn.Module)
+    is_whole = is_model and "output_loading_info" not in options
     try:
-        loaded = kind.from_pretrained(name_or_path, **options)
+        loaded = kind.from_pretrained(name_or_path, **({"output_loading_info": True} if is_whole else {}), **options)
     except Exception as error:  # of torch, safetensors, tokenizers, json: whatever the files hold
         if is_mistake_of_user(error) and str(name_or_path) in str(error):
             raise
@@ -219,7 +224,25 @@ def load_pretrained(kind: Any, name_or_path: str | Path, **options: Any) -> Any:
     model = loaded[0] if isinstance(loaded, tuple) else loaded  # beside `output_loading_info`
     if isinstance(model, torch.nn.Module) and (name := broken_weights(model)):
         raise ValueError(f"{name_or_path}: the weights of {name} are not finite. Pass another checkpoint.")
-    return loaded
+    if is_whole:
+        check_complete(loaded[1]["missing_keys"], name_or_path)
+    return model if is_whole else loaded
+
+
+def model_digest(name_or_path: str, is_baseline: bool = False) -> str:
+    """A digest of a model's files, whichever transformers wrote them, or its commit on the Hub.
+
+    Args:
+        is_baseline: whether only the tokenizer is read.
+    """
+    config = Path(cached_file(name_or_path, CONFIG_NAME))
+    if commit := extract_commit_hash(str(config), None):
+        return commit
+    kinds = ("tokenizer*.json",) if is_baseline else ("*.safetensors", "tokenizer*.json")
+    files = [path for kind in kinds for path in config.parent.glob(kind)]
+    options = {} if is_baseline else {**read_json(config), "transformers_version": None, "auto_map": None}
+    parts = (path.read_bytes() for path in sorted(files))
+    return digest(chain([json.dumps(options, sort_keys=True).encode()], parts))
 
 
 def broken_weights(model: torch.nn.Module) -> str | None:

@@ -170,8 +170,6 @@ def load_model_and_tokenizer(
     place = local_device(device or ("cpu" if int8 else None))
     trust = {"trust_remote_code": trust_remote_code}
     dtype = torch.float32 if int8 else getattr(torch, compute_dtype)
-    model, loading = load_pretrained(auto_class, name, dtype=dtype, output_loading_info=True, **trust, **config)
-    if absent := sorted(key for key in loading["missing_keys"] if not key.startswith("scalar_mix.")):
-        raise ValueError(f"--model {name} lacks weights: {', '.join(absent)}. Convert or train it first.")
+    model = load_pretrained(auto_class, name, dtype=dtype, **trust, **config)
     model = model.quantize() if int8 else model
     return model.eval().to(place), load_pretrained(AutoTokenizer, name, **trust)

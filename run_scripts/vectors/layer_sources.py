@@ -1,6 +1,6 @@
 """Layers of words to compare: of a model, of another program's vectors in files, or of static word vectors."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -44,13 +44,14 @@ class LayerSource(NamedTuple):
     average: str = "average"  # the name of the average of the layers
 
 
-def layer_sources(arguments: LayerSourceArguments) -> list[LayerSource]:
+def layer_sources(arguments: LayerSourceArguments, files: Mapping[str, str]) -> list[LayerSource]:
     """The sources that the options name. Files and models are found before any vector is computed."""
     sources = []
     if arguments.model is not None:
         model, tokenizer = load_model_and_tokenizer(arguments.model, arguments.device, arguments.trust_remote_code)
         sources.append(LayerSource(partial(computed_layers, model, tokenizer), layer_names))
     if arguments.vectors is not None:
+        check_names(files.values())
         names = lambda count: ["vectors"] if count == 1 else [f"layer {number}" for number in range(count)]  # noqa: E731
         read = partial(stored_layers, Path(arguments.vectors), [])
         sources.append(LayerSource(read, names, "average of layers"))
@@ -83,6 +84,7 @@ def stored_layers(folder: Path, sizes: list[int], sentences: Sentences, file: st
     import h5py
 
     with reading(path), h5py.File(path) as arrays:
+        stored = sum(map(str.isdecimal, arrays))
         for number, words in enumerate(tqdm(sentences, unit=" sentences", desc=Path(file).name)):
             layers = np.asarray(arrays[str(number)])
             layers = layers[None] if layers.ndim == 2 else layers
@@ -93,6 +95,19 @@ def stored_layers(folder: Path, sizes: list[int], sentences: Sentences, file: st
                 found = f"{layers.dtype} of shape {layers.shape}; its sentence"
                 raise ValueError(f"array {number} is {found} needs finite numbers of shape {wanted}")
             yield layers
+    if stored > len(sentences):
+        raise ValueError(
+            f"{path} has {stored:,} arrays for {len(sentences):,} sentences, so they may be of others. Pass the "
+            "options with which --write_sentences wrote the sentences."
+        )
+
+
+def check_names(files: Iterable[str]):
+    """Refuses files that would share a file of sentences or vectors."""
+    known: dict[str, str] = {}
+    for file in files:
+        if (other := known.setdefault(text_name(file), file)) != file:
+            raise ValueError(f"{other} and {file} are both called {text_name(file)!r} here; rename one of them.")
 
 
 def text_name(file: str) -> str:
@@ -103,6 +118,7 @@ def text_name(file: str) -> str:
 
 def write_sentences(folder: str, files: Mapping[str, str], sentences: Mapping[str, Sentences]) -> dict[str, str]:
     """Writes the sentences of each split, `X.txt` for the file `X`, and returns the paths."""
+    check_names(files.values())
     paths = {}
     for split, rows in sentences.items():
         path = Path(folder, f"{text_name(files[split])}.txt")

@@ -13,6 +13,7 @@ Neither is 0 for groups of the same text, so a permutation test compares each wi
 """
 
 import math
+import re
 from collections.abc import Iterable, Mapping
 from itertools import combinations
 from typing import Any
@@ -40,8 +41,7 @@ def order_groups(names: Iterable[str], bin_width: float | None) -> tuple[dict[st
     numbers = {name: float(name) for name in sorted(names, key=float)}
     if bin_width is not None:
         return {name: bin_name(number, bin_width) for name, number in numbers.items()}, True
-    first = {float(name): name for name in reversed(names)}  # 1990 and 1990.0 are one
-    return {name: first[number] for name, number in numbers.items()}, True
+    return {name: re.sub(r"\.0+\Z", "", name) for name in numbers}, True  # 1990 and 1990.0 are one; 7 and 007 are not
 
 
 def bin_name(number: float, width: float) -> str:
