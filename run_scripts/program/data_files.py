@@ -25,7 +25,6 @@ RowReader = Callable[[Path], Iterator[LocatedRow]]
 
 CONLLU_COLUMNS = ("id", "form", "lemma", "upos", "xpos", "feats", "head", "deprel", "deps", "misc")
 DEFAULT_TAGS = "tags"
-DEFAULT_TEXT = "text"  # --text_column; the words of a file in columns
 TABLE_SUFFIXES = (".tsv", ".csv")
 WORD_SUFFIXES = (".conll", ".bio", ".iob", ".iob2", ".conllu")
 COLUMN_SUFFIXES = (*WORD_SUFFIXES, ".tsv", ".txt")  # of a tagger's data
@@ -210,8 +209,9 @@ def _table_texts(path: Path, column: str) -> Iterator[tuple[int, str]]:
 
 def _column_texts(path: Path, column: str) -> Iterator[tuple[int, list[str]]]:
     names = CONLLU_COLUMNS if format_suffix(path) == ".conllu" else ()
+    # Other names are of other files: a corpus may have several kinds.
     number = names.index(column) + 1 if column in names else int(column) if column.isdecimal() else None
-    if number == 0 or (number is None and column != DEFAULT_TEXT):
+    if number == 0:
         raise ValueError(f"{path} has no column {column}; pass --text_column {', '.join(['1, 2, ...', *names])}.")
     word, _ = _column_indexes(path, number, None)
     for sentence in _sentence_lines(path, [], word + 1):
