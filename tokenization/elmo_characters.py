@@ -468,8 +468,6 @@ def positions_of_tokens(encoded: BatchEncoding, lengths: list[list[int]]) -> lis
 
 def with_ids(encoding: Encoding, ids: list[int], tokens: list[str]) -> Encoding:
     """The encoding with other ids and tokens. Its offsets and the like stay."""
-    if ids == encoding.ids:
-        return encoding
     changed = Encoding()
     state = {**json.loads(encoding.__getstate__()), "ids": ids, "tokens": tokens}
     changed.__setstate__(json.dumps(state).encode())

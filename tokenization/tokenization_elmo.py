@@ -364,7 +364,10 @@ class ELMoTokenizer(TokenizersBackend):
     def _with_ids(self, encodings: Sequence[Encoding], ids: Sequence) -> list[Encoding]:
         """The backend's encodings with the ids and tokens of the tokenizer, which knows words in other spellings."""
         pairs = zip(encodings, (np.asarray(row).tolist() for row in ids), strict=True)
-        return [with_ids(encoding, own, list(map(self._word_of_id, own))) for encoding, own in pairs]
+        return [
+            encoding if own == encoding.ids else with_ids(encoding, own, list(map(self._word_of_id, own)))
+            for encoding, own in pairs
+        ]
 
     def _encode_in_numpy(
         self,
