@@ -212,6 +212,8 @@ def token_mask(
         if ids is not None:
             check_ids(name, ids, tuple(readable_BT.shape))
     if attention_mask is None:
+        if input_ids is not None and not config.char_vocab_size:
+            config.check_special_words()  # this mask leaves out `<PAD>`
         return readable_BT
     check_shape("attention_mask", attention_mask, tuple(readable_BT.shape))
     mask_BT = attention_mask.bool()
@@ -264,6 +266,7 @@ def word_mask(config: ELMoConfig, mask_BT: Tensor, input_ids: Tensor | None, inp
         )
     if input_ids is None:
         return mask_BT
+    config.check_special_words()
     return mask_BT & (input_ids != config.bos_token_id) & (input_ids != config.eos_token_id)
 
 

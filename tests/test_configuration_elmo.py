@@ -121,7 +121,6 @@ WITHOUT_ELMO = [{"use_elmo": False}, {"elmo_placement": "output"}]  # at the inp
         ({"max_word_length": 2}, "`max_word_length` is 2; pass 3 or more"),
         ({"char_vocab_size": 0}, r"`char_vocab_size, word_embedding_size` is \(0, 0\)"),
         ({"vocab_size": 3}, r"'unk_token_id': 3.*`vocab_size` \(3\)"),
-        ({"bos_token_id": 2}, "'bos_token_id': 2, 'eos_token_id': 2"),
         ({"scalar_mix_mode": "best"}, "`scalar_mix_mode` is 'best'"),
         ({"scalar_mix_mode": 3}, "`scalar_mix_mode` is 3; pass .* from 0 to 2"),
         ({"adaptive_cutoffs": [20, 10], "vocab_size": 99}, r"`adaptive_cutoffs` is \[20, 10\]"),
@@ -129,13 +128,32 @@ WITHOUT_ELMO = [{"use_elmo": False}, {"elmo_placement": "output"}]  # at the inp
         *(({name: "other"}, name) for name in ("classifier", "elmo_placement")),
         *(({**without, "task_char_cnn_filters": []}, "`task_word_embedding_size`") for without in WITHOUT_ELMO),
         ({"use_elmo": False, "char_vocab_size": 0, "word_embedding_size": 8}, "`task_word_embedding_size`"),
-        ({"tie_word_embeddings": True}, "`tie_word_embeddings` .*'char_vocab_size': 262"),
-        ({"tie_word_embeddings": True, "char_vocab_size": 0, "word_embedding_size": 8}, "'word_embedding_size': 8"),
     ],
 )
 def test_bad_values_are_named(options, received):
     with pytest.raises((ValueError, TypeError, StrictDataclassError), match=re.compile(received, re.DOTALL)):
         ELMoConfig(**options)
+
+
+WORD_LEVEL = {"char_vocab_size": 0, "word_embedding_size": 8, "projection_size": 8}
+
+
+@pytest.mark.parametrize(
+    "options, received",
+    [
+        ({"bos_token_id": 2}, "'bos_token_id': 2, 'eos_token_id': 2, .*; pass different ids"),
+        (dict.fromkeys(("pad_token_id", "bos_token_id", "eos_token_id"), 0), "'bos_token_id': 0, 'eos_token_id': 0"),
+        ({"tie_word_embeddings": True}, "`tie_word_embeddings` is True; .*'char_vocab_size': 262"),
+        ({"tie_word_embeddings": True, **WORD_LEVEL, "projection_size": 9}, "'word_embedding_size': 8, .*: 9"),
+        ({"tie_word_embeddings": True, **WORD_LEVEL, "softmax_type": "adaptive"}, "'softmax_type': 'adaptive'"),
+    ],
+)
+def test_what_only_a_softmax_needs_is_refused_there(options, received, tmp_path):
+    """Tools for all models set these fields on any model. A configuration with them is made, saved and loaded."""
+    ELMoConfig(**options).save_pretrained(tmp_path)
+    with pytest.raises(ValueError, match=received):
+        AutoConfig.from_pretrained(tmp_path).check_softmax()
+    ELMoConfig(**WORD_LEVEL, tie_word_embeddings=True).check_softmax()
 
 
 BAD = [("forget_bias", float("nan")), ("scalar_mix_l2", float("inf")), ("dtype", "float99"), ("dtype", 3)]
@@ -157,8 +175,8 @@ def test_assignment_is_checked_too():
     with pytest.raises(ValueError, match="`num_hidden_layers` is 0"):
         modeling_elmo.ELMoModel(config)
     config = ELMoConfig.from_preset("tiny")
-    config.tie_word_embeddings = True
-    with pytest.raises(ValueError, match="`tie_word_embeddings` is True"):
+    config.pad_token_id = config.vocab_size
+    with pytest.raises(ValueError, match=r"'pad_token_id': 4, .*; pass ids below `vocab_size` \(4\)"):
         modeling_elmo.ELMoForPreTraining(config)
     with pytest.raises(StrictDataclassError):
         config.dropout = "high"

@@ -51,7 +51,13 @@ def test_token_mask_without_attention_mask():
     assert token_mask(config, padded).tolist() == [[True, True, False]]
     ids = {"pad_token_id": 2, "eos_token_id": 0}
     word_level = ELMoConfig.from_preset("tiny", char_vocab_size=0, word_embedding_size=4, **ids)
-    assert token_mask(word_level, input_ids=torch.tensor([[0, 2, 1]])).tolist() == [[True, False, True]]
+    words = torch.tensor([[0, 2, 1]])
+    assert token_mask(word_level, input_ids=words).tolist() == [[True, False, True]]
+    word_level.pad_token_id = word_level.unk_token_id
+    with pytest.raises(ValueError, match="'pad_token_id': 3, .*'unk_token_id': 3}; pass different ids"):
+        token_mask(word_level, input_ids=words)
+    assert token_mask(word_level, input_ids=words, attention_mask=torch.ones_like(words)).all()
+    assert token_mask(word_level, inputs_embeds=torch.ones(1, 3, word_level.projection_size)).all()
 
 
 @pytest.mark.parametrize("dtype", [torch.bool, torch.float32, torch.complex64, torch.uint16])

@@ -72,6 +72,7 @@ REFUSED = [
     ({"config_overrides": "dropout=0.2"}, "--config_overrides dropout=0.2"),
     ({"config_overrides": '{"dropoutt": 0.2}'}, "ELMoConfig has no field `dropoutt`. Did you mean `dropout`"),
     ({"config_overrides": '{"projection_size": 0}'}, "`projection_size` is 0"),
+    ({"config_overrides": '{"tie_word_embeddings": true}'}, "`tie_word_embeddings` is True; .*'char_vocab_size': 262"),
     ({"num_sampled": 20}, "--num_sampled 20 .* softmax of type full"),
     ({"vocabulary": "replace"}, "--vocabulary replace .* without --model_name_or_path"),
     ({"model_name_or_path": "a"}, "--preset tiny .* with --model_name_or_path"),

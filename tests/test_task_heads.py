@@ -293,6 +293,18 @@ def test_loading_freezes_as_configured(cls, freeze, tmp_path):
         assert frozen == (elmo | {"token_features.word_embeddings.weight"} if freeze else set())
 
 
+@every_head
+def test_special_words_with_one_id_are_refused_by_heads_that_leave_out_markers(cls, options):
+    """Others ignore the ids, and all ignore `tie_word_embeddings`: tools for all models set both."""
+    model = make_model(cls, **options)
+    same = make_model(cls, **options, bos_token_id=0, eos_token_id=0, tie_word_embeddings=True)
+    batch = batch_of(model)
+    if isinstance(model, ELMoForSequenceClassification) or getattr(model, "crf", "a CRF") is None:
+        assert torch.equal(logits_of(same(**batch)), logits_of(model(**batch)))
+    else:
+        fails("'bos_token_id': 0, 'eos_token_id': 0, .*; pass different ids, those of the tokenizer", same, **batch)
+
+
 # The same text, the same answer
 
 

@@ -116,7 +116,8 @@ class ELMoConfig(PreTrainedConfig):
     - use_skip_connections: whether, from layer 2 on, the output adds the layer's input.
     - dropout: dropout rate in pretraining, at the input of every LSTM layer and on the top output. A frozen
       biLM has none, but its top output in `ELMoForPreTraining` keeps it.
-    - pad_token_id, bos_token_id, eos_token_id, unk_token_id: ids of `<PAD>`, `<S>`, `</S>`, `<UNK>`.
+    - pad_token_id, bos_token_id, eos_token_id, unk_token_id: ids of `<PAD>`, `<S>`, `</S>`, `<UNK>`. Masks and the
+      softmax need four different ids.
 
     Language model (`ELMoForPreTraining`):
 
@@ -125,7 +126,8 @@ class ELMoConfig(PreTrainedConfig):
     - adaptive_cutoffs: ranks of words at which the clusters of the adaptive softmax end. Default: a sixteenth and a
       quarter of the words.
     - has_softmax: False for a checkpoint that was published without its softmax.
-    - tie_word_embeddings: whether the softmax is the table of the word vectors, which then has its width.
+    - tie_word_embeddings: whether the softmax is the table of the word vectors, which then has its width. Models
+      without a softmax ignore it.
 
     Tasks (sections 3.2 and 3.3):
 
@@ -292,6 +294,17 @@ class ELMoConfig(PreTrainedConfig):
         """Whether the LSTM projects its output. The original has no projection if both widths are equal."""
         return self.always_project or self.lstm_hidden_size != self.projection_size
 
+    @property
+    def special_word_ids(self) -> dict[str, int]:
+        """The ids of `<PAD>`, `<S>`, `</S>` and `<UNK>` by the names of their fields."""
+        return {name: getattr(self, name) for name in ("pad_token_id", "bos_token_id", "eos_token_id", "unk_token_id")}
+
+    @property
+    def can_tie_softmax(self) -> bool:
+        """Whether the softmax can be the table of the word vectors."""
+        has_table = not self.char_vocab_size and self.softmax_type != "adaptive"
+        return has_table and self.word_embedding_size == self.projection_size
+
     def to_dict(self) -> dict[str, Any]:
         return {**super().to_dict(), "hidden_size": self.hidden_size}
 
@@ -363,16 +376,27 @@ class ELMoConfig(PreTrainedConfig):
                 _check(valid, name, item, "pairs [width, number] of positive integers, widths up to `max_word_length`")
 
     def validate_words(self):
-        """Checks the ids of the four special words, and that the softmax can be the table of the word vectors."""
-        ids = {name: getattr(self, name) for name in ("pad_token_id", "bos_token_id", "eos_token_id", "unk_token_id")}
-        valid = len(set(ids.values())) == len(ids) and all(0 <= value < self.vocab_size for value in ids.values())
-        _check(valid, "*_token_id", ids, f"different ids below `vocab_size` ({self.vocab_size})")
+        """Checks that the four special words are in the vocabulary."""
+        ids = self.special_word_ids
+        valid = all(0 <= value < self.vocab_size for value in ids.values())
+        _check(valid, "*_token_id", ids, f"ids below `vocab_size` ({self.vocab_size})")
+
+    # Tools for all models give special words the same id, or set `tie_word_embeddings`. A model that reads neither is
+    # right, so only masks and the softmax call these two checks.
+
+    def check_special_words(self):
+        """Raises an error if two special words share an id: a mask or a softmax would take one for the other."""
+        ids = self.special_word_ids
+        _check(len(set(ids.values())) == len(ids), "*_token_id", ids, "different ids, those of the tokenizer")
+
+    def check_softmax(self):
+        """Raises an error if special words share an id, or if the softmax cannot be the table that it should be."""
+        self.check_special_words()
         names = ("char_vocab_size", "softmax_type", "word_embedding_size", "projection_size")
         values = {name: getattr(self, name) for name in names}
-        fits = not self.char_vocab_size and self.softmax_type != "adaptive"
-        fits = fits and self.word_embedding_size == self.projection_size
         expected = "it with a word-level model, whose word vectors are as wide as its full or sampled softmax, not with"
-        _check(fits or not self.tie_word_embeddings, "tie_word_embeddings", True, f"{expected} {values}")
+        valid = self.can_tie_softmax or not self.tie_word_embeddings
+        _check(valid, "tie_word_embeddings", True, f"{expected} {values}")
 
     def validate_head(self):
         """Checks that a head's network has something to read."""

@@ -143,12 +143,14 @@ class ELMoScoringMixin:
         return batch, [torch.empty_like(top_NP).index_copy_(0, order_N, top_NP) for order_N, top_NP in tops]
 
     def check_vocabulary(self):
+        """Raises an error if the softmax has nothing to predict, or is not the one that the configuration asks for."""
         if self.config.vocab_size <= 4:
             raise ValueError(
                 "The vocabulary has only special words, so there is nothing to predict. Build a vocabulary with `elmo "
                 "vocabulary` and call `resize_token_embeddings(len(tokenizer))`; with `elmo pretrain` pass "
                 "--vocabulary replace --vocabulary_size NUMBER."
             )
+        self.config.check_softmax()
         if not self.config.has_softmax and not self.training:
             raise ValueError("This checkpoint has no softmax for probabilities; convert it with one, or train one.")
         if not self.config.has_softmax:

@@ -393,7 +393,7 @@ class ELMoForPreTraining(ELMoScoringMixin, ELMoPreTrainedModel):
         self.loss_type = "ForCausalLM"  # Trainer then counts all labels except the first of each row
         self.elmo = ELMoModel(config, add_mixing_layer=False)
         self.softmax = ELMoSoftmax(config)
-        if self.elmo.word_embeddings is None:
+        if not config.can_tie_softmax:
             self._tied_weights_keys = {}  # there is nothing to share
         self.post_init()
 

@@ -106,6 +106,7 @@ class ModelArguments:
         self.check_softmax(self.config(vocab_size=self.vocabulary_size or 2**31 - 1))
 
     def check_softmax(self, config: ELMoConfig):
+        config.check_softmax()
         if config.softmax_type != "sampled":
             reason = f"on a softmax of type {config.softmax_type}: leave it out, or pass --softmax_type sampled."
             refuse_unread(self, ["num_sampled"], reason)
