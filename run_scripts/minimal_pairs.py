@@ -40,21 +40,7 @@ def main(arguments: list[str] | None = None) -> dict[str, dict[str, float]]:
     parser.add_argument("pairs", metavar="TABLE", help="Table with the pairs: .tsv, .csv or .jsonl, also .gz or .zst.")
     parsed, positional = parser.parse(arguments)
     check_output(parsed.output)
-    groups, parts, path = defaultdict(list), {}, Path(positional.pairs)
-    if format_suffix(path) not in ROW_READERS:
-        raise ValueError(f"{path}: unknown suffix; pass a table that ends in {', '.join(ROW_READERS)}, .gz or .zst.")
-    for location, row in ROW_READERS[format_suffix(path)](path):
-        texts = {name: row.get(name) for name in (parsed.group_column, "good", "bad")}
-        if type(texts[parsed.group_column]) in (int, float):
-            texts[parsed.group_column] = str(texts[parsed.group_column])
-        if absent := [name for name, text in texts.items() if not (isinstance(text, str) and text.strip())]:
-            raise ValueError(f"{location} has no {absent[0]!r}: {row!r:.200}. Correct it, or pass another table.")
-        group, good, bad = (str(text).strip() for text in texts.values())
-        if group == ALL:
-            raise ValueError(f"{location}: the group {ALL!r} has the name of the last row. Call it by another name.")
-        groups[group] += good, bad
-    if not groups:
-        raise ValueError(f"{path} has no pairs; pass a table with columns good and bad.")
+    groups, parts = read_pairs(Path(positional.pairs), parsed.group_column), {}
     model, tokenizer = load_model_and_tokenizer(parsed.model, auto_class=AutoModelForPreTraining)
     for name, texts in tqdm(groups.items(), unit=" groups", desc="scoring"):
         scores = score_texts(model, tokenizer, texts)
@@ -74,6 +60,26 @@ def main(arguments: list[str] | None = None) -> dict[str, dict[str, float]]:
     if parsed.output:
         write_json(Path(parsed.output), found)
     return found
+
+
+def read_pairs(path: Path, group_column: str) -> dict[str, list[str]]:
+    """The sentences of each group: good, bad, good, bad and so on."""
+    groups = defaultdict(list)
+    if format_suffix(path) not in ROW_READERS:
+        raise ValueError(f"{path}: unknown suffix; pass a table that ends in {', '.join(ROW_READERS)}, .gz or .zst.")
+    for location, row in ROW_READERS[format_suffix(path)](path):
+        texts = {name: row.get(name) for name in (group_column, "good", "bad")}
+        if type(texts[group_column]) in (int, float):
+            texts[group_column] = str(texts[group_column])
+        if absent := [name for name, text in texts.items() if not (isinstance(text, str) and text.strip())]:
+            raise ValueError(f"{location} has no {absent[0]!r}: {row!r:.200}. Correct it, or pass another table.")
+        group, good, bad = (str(text).strip() for text in texts.values())
+        if group == ALL:
+            raise ValueError(f"{location}: the group {ALL!r} has the name of the last row. Call it by another name.")
+        groups[group] += good, bad
+    if not groups:
+        raise ValueError(f"{path} has no pairs; pass a table with columns good and bad.")
+    return dict(groups)
 
 
 if __name__ == "__main__":

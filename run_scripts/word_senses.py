@@ -54,8 +54,9 @@ class SenseArguments(LayerSourceArguments):
 def main(arguments: list[str] | None = None) -> dict[str, Any]:
     parsed = ProgramParser(SenseArguments, description=__doc__).parse(arguments)
     inventory = read_inventory(Path(parsed.sense_inventory)) if parsed.sense_inventory else {}
-    files = {"train": parsed.train_file, "test": parsed.test_file}
-    texts = {split: read_annotated(Path(path)) for split, path in files.items() if path}
+    given = {"train": parsed.train_file, "test": parsed.test_file}
+    files = {split: path for split, path in given.items() if path}
+    texts = {split: read_annotated(Path(path)) for split, path in files.items()}
     if parsed.write_sentences:
         return write_sentences(parsed.write_sentences, files, {split: texts[split].sentences for split in texts})
     train = texts["train"].instances
@@ -66,7 +67,7 @@ def main(arguments: list[str] | None = None) -> dict[str, Any]:
         if split in texts:
             found[split] = {"instances": len(texts[split].instances), "file": Path(files[split]).name}
             found[figure] = {}
-    for source in layer_sources(parsed, {split: files[split] for split in texts}):
+    for source in layer_sources(parsed, files):
         vectors = {
             split: instance_vectors(text, source.read(text.sentences, files[split])) for split, text in texts.items()
         }

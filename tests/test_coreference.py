@@ -222,6 +222,8 @@ def test_bad_documents(tmp_path):
         documents_of(path, (BEGIN + WORDS + END) * 2)
     with pytest.raises(ValueError, match="a.conll has no samples"):
         documents_of(path, "\n")
+    with pytest.raises(ValueError, match="a.conll, line 5 ends 'e', but the document is 'd'"):
+        documents_of(path, BEGIN + WORDS + "#end document (e)\n")
 
 
 def test_names_and_parts(tmp_path):
@@ -230,6 +232,16 @@ def test_names_and_parts(tmp_path):
         for name, word in (("(d); part 012", "d"), ("(d)", "d"), ("(a (b))", "a (b)"))
     )
     assert [row["document"] for row in documents_of(tmp_path / "a.conll", text)] == ["d_12", "d", "a (b)"]
+
+
+@pytest.mark.parametrize("begin", ["(d);", "(d); part 000", "(d);  ", "(d)"])
+@pytest.mark.parametrize("end", ["", " (d)", " (d);", " (d); part 000", ";", "  "])
+def test_lines_of_other_programs(tmp_path, begin, end):
+    """The official scorer's tests and many converters write the name without a part, or again at the end."""
+    text = f"#begin document {begin}\n" + sentence("(0)", "-", "(0)") + f"#end document{end}\n"
+    ((_, row),) = conll_documents(written(tmp_path / "a.conll", text))
+    assert row["document"] == ("d_0" if "part" in begin else "d") and row["sentences"] == [["w0", "w1", "w2"]]
+    assert row["mentions"] == [[0, 0, 0, 0], [0, 2, 2, 0]]
 
 
 def test_windows_line_ends_and_spaces_in_words(tmp_path):

@@ -1,22 +1,39 @@
-"""The rows and locations that each file format gives, and the errors of damaged files."""
+"""The rows and locations that each file format gives, and the errors of damaged files.
 
+`DOORS` has every kind of file that a program reads. All of them agree on what ends a line, and on what is no text.
+"""
+
+import csv
 import gzip
+import io
 import json
 import os
 import socket
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import zstandard
 from task_worker import written
 
+from modeling_elmo.run_scripts.benchmarks.text import read_sentences
+from modeling_elmo.run_scripts.fine_tuning.tasks import TASKS, task_class
+from modeling_elmo.run_scripts.minimal_pairs import read_pairs
+from modeling_elmo.run_scripts.modeling_elmo_cli import PROGRAMS
+from modeling_elmo.run_scripts.nearest_neighbors import grouped_sentences
+from modeling_elmo.run_scripts.pretraining.corpus import Corpus
 from modeling_elmo.run_scripts.program.data_files import (
     column_rows,
     json_rows,
     numbered_texts,
     table_rows,
 )
-from modeling_elmo.run_scripts.program.files import check_output
+from modeling_elmo.run_scripts.program.files import TextArguments, check_output
+from modeling_elmo.run_scripts.vectors.lines import open_lines
+from modeling_elmo.run_scripts.vectors.senses import read_annotated, read_inventory
+from modeling_elmo.run_scripts.vectors.word_vectors import read_word_vectors
+from modeling_elmo.tokenization.elmo_characters import read_vocabulary
 
 CONLL = "-DOCSTART- -X- O O\n\nEU NNP B-ORG\nrejects VBZ O\n\n\n# NN O\n#tag  NN O"
 CONLL_2012 = """\
@@ -184,7 +201,7 @@ PACKED = gzip.compress(b"a O\n" * 99, mtime=0)
         ("a.conll", "a O\n", lambda path: texts(path, "0"), "no column 0; pass --text_column 1, 2"),
         # tables
         ("a.csv", 'a,b\n1,2\n3,"4\n5,6\n', table, "line 3 is not CSV"),
-        ("a.csv", "a,b\r1,2\r", table, "line 1 is not CSV: a carriage return"),
+        ("a.csv", "a,b\r1,2\nc,d", table, "line 1 is not CSV: a carriage return"),
         ("a.csv", "a,b\n1,2,3\n4,5,6\n", table, r"line 2 has 3 columns, not 2: \['a', 'b'\]"),
         ("a.tsv", "a\ta\n1\t2\n", table, r"the columns \['a', 'a'\]"),
         ("a.tsv", "a\tb\n1\t2\n", lambda path: table(path, "a", "b"), "line 1 is a header; leave out --column_names"),
@@ -214,3 +231,229 @@ def test_outputs_that_are_no_files(tmp_path):
     with listener, pytest.raises(PermissionError, match="--output .*socket cannot be written"):
         listener.bind(str(tmp_path / "socket"))
         check_output(tmp_path / "socket")
+
+
+def corpus(path: Path) -> list:
+    return list(Corpus.from_files([str(path)]).texts())
+
+
+def embedded(path: Path) -> list:
+    lines, _ = open_lines(TextArguments(), str(path), False, "word")
+    return [line.words for line in lines()]
+
+
+def groups(path: Path) -> list:
+    return list(grouped_sentences([str(path)], "year" if path.suffix in (".tsv", ".jsonl") else "file", "text"))
+
+
+def task(name: str) -> Callable[[Path], list]:
+    kind = task_class(name)
+    return lambda path: kind(kind.arguments_class(train_file=str(path))).data["train"].to_list()
+
+
+def senses(path: Path) -> list:
+    keys = path.with_name("a.gold.key.txt")
+    keys.write_text("1 play%1\n2 play%2\n", encoding="utf-8")
+    return list(read_annotated(path).instances)
+
+
+def keys(path: Path) -> list:
+    text = path.with_name("a.data.xml")
+    text.write_text(SENSES, encoding="utf-8")
+    return list(read_annotated(text).instances)
+
+
+def word_vectors(path: Path) -> list:
+    words, vectors = read_word_vectors(path)
+    return [words, vectors.tolist()]
+
+
+LINES = "the cat sat .\na dog ran .\n"
+WORDS = "Ana B-PER\nwent O\n\nIt O\nwas O\n\n"
+TABLE = "text\tyear\nthe cat sat\t1900\na dog ran\t1901\n"
+RECORDS = '{"text": "the cat sat", "year": 1900}\n{"text": "a dog ran", "year": 1901}\n'
+TAGGED = '{"tokens": ["Ana"], "tags": ["B-PER"]}\n{"tokens": ["It"], "tags": ["O"]}\n'
+PROPBANK = "x\t0\tIt\tPRP\t-\t-\t(A1*)\nx\t1\tran\tVBD\trun\trun.01\t(V*)\n\n"
+SENSES = """<corpus>
+<sentence><instance id="1" lemma="play" pos="NOUN">play</instance></sentence>
+<sentence><instance id="2" lemma="play" pos="NOUN">play</instance></sentence>
+</corpus>
+"""
+ANSWERS = {"question": "Who?", "context": "Ana went", "answers": {"text": ["Ana"], "answer_start": [0]}, "id": "1"}
+TEXT_DOORS = {".txt": LINES, ".jsonl": RECORDS, ".tsv": TABLE, ".conll": WORDS, ".conllu": CONLLU}
+TEXT_DOORS |= {".csv": TABLE.replace("\t", ",")}
+DOORS: dict[str, tuple[str, str, Callable[[Path], Any]]] = {
+    **{f"pretrain {suffix}": (suffix, text, corpus) for suffix, text in TEXT_DOORS.items()},
+    **{f"embed {suffix}": (suffix, text, embedded) for suffix, text in TEXT_DOORS.items()},
+    "embed .fasta": (".fasta", ">a\nMK\nL\n>b\nM\n", embedded),
+    **{f"neighbors {suffix}": (suffix, text, groups) for suffix, text in TEXT_DOORS.items() if suffix != ".csv"},
+    "neighbors vectors": (".vec", "the 1 2\ncat 3 4\n", word_vectors),
+    "benchmark .txt": (".txt", LINES, lambda path: read_sentences(str(path))),
+    **{f"ner {suffix}": (suffix, WORDS.replace(" ", "\t"), task("ner")) for suffix in (".conll", ".tsv", ".bio")},
+    "ner .conllu": (".conllu", CONLLU, task("ner")),
+    "ner .jsonl": (
+        ".jsonl",
+        '{"tokens": ["Ana"], "tags": ["B-PER"]}\n{"tokens": ["It"], "tags": ["O"]}\n',
+        task("ner"),
+    ),
+    "classify .tsv": (".tsv", TABLE.replace("year", "label"), task("classify")),
+    "classify .csv": (".csv", TABLE.replace("year", "label").replace("\t", ","), task("classify")),
+    "classify .jsonl": (".jsonl", RECORDS.replace("year", "label"), task("classify")),
+    "qa .jsonl": (".jsonl", json.dumps(ANSWERS) + "\n" + json.dumps({**ANSWERS, "id": "2"}) + "\n", task("qa")),
+    "qa .json": (".json", json.dumps({"data": [ANSWERS]}, indent=1), task("qa")),
+    "srl .tsv": (".tsv", PROPBANK * 2, task("srl")),
+    "srl .conll": (".conll", "It - (A1*)\nran run (V*)\n\n" * 2, task("srl")),
+    "coref .conll": (
+        ".conll",
+        "#begin document (a); part 0\na 0 0 It (0)\na 0 1 is -\na 0 2 it (0)\n\n#end document\n",
+        task("coref"),
+    ),
+    "pairs .tsv": (".tsv", "phenomenon\tgood\tbad\nx\ta b\tb a\n", lambda path: read_pairs(path, "phenomenon")),
+    "senses .xml": (".data.xml", SENSES, senses),
+    "senses .key": (".gold.key.txt", "1 play%1\n2 play%2\n", keys),
+    "senses inventory": (".tsv", "play\tNOUN\tplay%1 play%2\nrun\tVERB\trun%1\n", read_inventory),
+    "convert vocabulary": (".txt", "<S>\n</S>\n<UNK>\nthe\ncat\n", read_vocabulary),
+}
+SAME_READERS = {"perplexity": "pretrain", "vocabulary": "pretrain", "explore": "pretrain", "probe": "ner"}
+SAME_READERS |= {"reproduce": "ner, classify, qa, srl, coref"}
+NO_TEXTS = {"export", "push", "doctor"}
+
+
+def test_no_program_is_forgotten():
+    assert {name.split()[0] for name in DOORS} | {*SAME_READERS} | NO_TEXTS == {*PROGRAMS}
+    assert {*TASKS} <= {name.split()[0] for name in DOORS}
+
+
+@pytest.mark.parametrize("door", DOORS)
+def test_what_ends_a_line_and_what_is_no_text(tmp_path, door):
+    """Files of old Macs and of Windows are read as those of Unix; UTF-16 is refused, with its mark and without it."""
+    suffix, text, read = DOORS[door]
+    found = {}
+    for name, end in (("unix", "\n"), ("windows", "\r\n"), ("mac", "\r")):
+        (tmp_path / name).mkdir()
+        path = tmp_path / name / f"a{suffix}"
+        path.write_bytes(text.replace("\n", end).encode())
+        found[name] = str(read(path)).replace(f"/{name}/", "/")
+    assert len(found["unix"]) > 20 and found["windows"] == found["mac"] == found["unix"]
+    for encoding in ("utf-16", "utf-16-le", "utf-16-be", "utf-32"):
+        path.write_bytes(text.encode(encoding))
+        with pytest.raises(ValueError, match=f"{path}.* is not UTF-8"):
+            read(path)
+    place = text.index("\n", len(text) // 2) - 1  # of a letter or sign before a line end
+    path.write_bytes(text[:place].encode() + b"\0" + text[place:].encode())
+    with pytest.raises(ValueError, match=f"{path}.* is not UTF-8.*zero"):
+        read(path)
+
+
+def test_a_carriage_return_beside_line_feeds_is_a_character(tmp_path):
+    assert corpus(written(tmp_path / "a.txt", "a\rb\nc\n")) == ["a\rb", "c"]
+    assert corpus(written(tmp_path / "b.txt.gz", "a\rb\rc")) == ["a", "b", "c"]
+
+
+# Tables
+
+QUOTED_ROWS = [['He said "good film" .', "1"], ["bad film", "0"], ['"great" play', "1"]]
+
+
+def as_csv(rows: list, **options: Any) -> str:
+    file = io.StringIO()
+    csv.writer(file, delimiter="\t", lineterminator="\n", **options).writerows(rows)
+    return file.getvalue()
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        (as_csv([["text", "label"], *QUOTED_ROWS]), QUOTED_ROWS),  # as pandas writes it
+        (as_csv([["text", "label"], ["a\tb", "1"], ["c", "0"]]), [["a\tb", "1"], ["c", "0"]]),
+        (as_csv([["text", "label"], ["a\n\nb", "1"], ["c", "0"]]), [["a\n\nb", "1"], ["c", "0"]]),
+        (as_csv([["text"], ["a\nb"], ["c"]]), [["a\nb"], ["c"]]),
+        (as_csv([["text", "label"], ["a b", "x"], ["c", ""]], quoting=csv.QUOTE_ALL), [["a b", "x"], ["c", ""]]),
+        ('"text"\t"label"\n"a b"\t1\n"c"\tNA\n', [["a b", "1"], ["c", "NA"]]),  # as R writes it
+        # Quotes of GLUE are characters: alone, inside a cell, around a part, around some cells.
+        ('text\tlabel\n"so, so\t1\na " b"\t0\n', [['"so, so', "1"], ['a " b"', "0"]]),
+        ('text\tlabel\n"so" he said\t1\n""" b"\t0\n', [['"so" he said', "1"], ['""" b"', "0"]]),
+        ('text\tlabel\n"so"\t1\nso\t0\n', [['"so"', "1"], ["so", "0"]]),
+        ('text\tlabel\n"so\t1\nx\t0\nso"\t1\n', [['"so', "1"], ["x", "0"], ['so"', "1"]]),
+        ('text\tlabel\n""\t1\n"\t0\n', [['""', "1"], ['"', "0"]]),
+        ("text\tlabel\n'so'\t1\nit''s\t0\n", [["'so'", "1"], ["it''s", "0"]]),
+    ],
+)
+def test_quoted_cells_of_tsv(tmp_path, warnings_of_transformers, text, expected):
+    path = written(tmp_path / "a.tsv", text)
+    assert [list(row.values()) for _, row in table(path)] == expected
+    is_unquoted = "\t".join(expected[0]) not in text.split("\n")
+    told = [message for message in warnings_of_transformers.messages if "quoted cells" in message]
+    assert len(told) == is_unquoted and all(str(path) in message for message in told)
+    if is_unquoted:  # every program reads the same texts
+        texts = [row[0].strip() for row in expected]
+        assert [text for _, text in numbered_texts(path, "text")] == texts
+        reader = csv.reader(io.StringIO(text), delimiter="\t", strict=True)
+        assert list(reader)[1:] == expected
+
+
+def test_quoted_cells_of_columns(tmp_path):
+    quoted = 'He\tO\nsaid\tO\n""""\tO\nyes\tO\n"5"""\tO\n'
+    for name in ("a.conll", "a.tsv"):
+        ((_, row),) = tagged(written(tmp_path / name, quoted))
+        assert row["tokens"] == ["He", "said", '"', "yes", '5"']
+    for words in (['"', "a", '"'], ['""', '"'], ['"', '""', '"'], ['"a"', "b"]):  # quotes that are words
+        ((_, row),) = tagged(written(tmp_path / "b.conll", "".join(f"{word}\tO\n" for word in words)))
+        assert row["tokens"] == words
+    ((_, row),) = tagged(written(tmp_path / "c.conllu", '1\t"\t"\tPUNCT\n2\ta\ta\tX\n'), word=2)
+    assert row["tokens"] == ['"', "a"]
+
+
+# First columns
+
+CONLL_X = "1\tThe\tthe\tDET\n2\tcat\tcat\tNOUN\n3\tsat\tsit\tVERB\n\n1\tA\ta\tDET\n2\tdog\tdog\tNOUN\n"
+LITBANK = Path(__file__).parent / "fixtures" / "tasks" / "litbank_dev.conll"
+
+
+@pytest.mark.parametrize(
+    "text, reason",
+    [
+        (CONLL_X, "counts the words of each sentence"),
+        (CONLL_X.replace("\t", " "), "counts the words of each sentence"),
+        ("0\tI\tX\n1\tgo\tX\n\n0\tYes\tX\n", "counts"),
+        ("1\tI\tX\n2\tgo\tX\n\n3\tShe\tX\n4\twent\tX\n", "counts"),  # through the document
+        ("1-2\tvámonos\t_\n1\tvamos\tX\n2\tnos\tX\n", "counts"),
+        ("d 0 I X\nd 1 go X\nd 2 . X\n", "repeats 'd' in all words of a sentence"),
+        ("a I X\na go X\n\nb She X\nb went X\n", "repeats 'a'"),
+        (LITBANK.read_text(encoding="utf-8"), "repeats '2489_moby_dick_brat'"),
+    ],
+)
+def test_first_columns_without_words(tmp_path, text, reason):
+    path = written(tmp_path / "a.conll", text)
+    shown = "has the columns 1: .*, 2: .*, 3: .*"
+    with pytest.raises(ValueError, match=f"{path}: the first column {reason}.*{shown}.*Pass --text_column"):
+        corpus(path)
+    with pytest.raises(ValueError, match=f"{path}: the first column {reason}.*{shown}.*Pass --word_column"):
+        tagged(path)
+    with pytest.raises(ValueError, match=f"{reason}.*--text_column"):
+        embedded(path)
+    assert list(numbered_texts(path, "1")) and list(numbered_texts(path, "2")) and tagged(path, word=2)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "2\tO\n+\tO\n2\tO\n",  # numbers
+        "1\tO\n2\tO\n\nThe\tO\ncat\tO\n",  # one sentence that counts
+        "ha\tB\nha\tI\n",  # one word
+        "no X O\nno X O\nno X O\n",
+        "Yes X O\n\nNo X O\n",
+        "w0 O\nw1 O\nw2 O\n",
+    ],
+)
+def test_first_columns_with_words(tmp_path, text):
+    path = written(tmp_path / "a.conll", text)
+    words = [line.split()[0] for line in text.splitlines() if line]
+    assert [word for _, row in tagged(path) for word in row["tokens"]] == words
+    assert sum(corpus(path), []) == words
+
+
+def test_json_with_a_key_twice(tmp_path):
+    path = written(tmp_path / "a.jsonl", '{"text": "a"}\n{"text": "b", "n": 1, "text": "c"}\n')
+    with pytest.raises(ValueError, match=f"{path}, line 2 is not JSON.*an object has the key 'text' twice"):
+        corpus(path)

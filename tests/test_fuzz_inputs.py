@@ -94,8 +94,11 @@ def lines_of(data: bytes, suffix: str) -> Any:
             if not frame.eof:
                 return REFUSED
             packed = frame.unused_data
-        lines = content.decode("utf-8-sig").split("\n")
+        text = content.decode("utf-8-sig")
+        lines = text.split("\n" if "\n" in text else "\r")
     except (EOFError, OSError, zlib.error, zstandard.ZstdError, UnicodeDecodeError):
+        return REFUSED
+    if "\0" in text:
         return REFUSED
     return [(number, line.rstrip("\r")) for number, line in enumerate(lines if lines[-1] else lines[:-1], 1)]
 
@@ -195,9 +198,12 @@ def test_documents(row):
 
 def ids_of_vocabulary(data: bytes) -> Any:
     try:
-        words = [word for line in data.decode("utf-8-sig").split("\n") if (word := line.strip())]
+        text = data.decode("utf-8-sig")
     except UnicodeDecodeError:
         return REFUSED
+    if "\0" in text:
+        return REFUSED
+    words = [word for line in text.split("\n" if "\n" in text else "\r") if (word := line.strip())]
     others = [word for word in words if word not in (*SPECIAL, "!!!MAXTERMID")]
     is_clash = any(word.startswith("\U0010fffd") for word in others)
     if len({*words}) < len(words) or not {*SPECIAL[1:]} <= {*words} or is_clash:

@@ -44,6 +44,7 @@ def test_three_proteins():
         ("\n\n>a|b.1 c d\n\nMKL VFF\n\tAW\n\n>b\nX", {"a|b.1": "MKLVFFAW", "b": "X"}),  # blanks, no last end
         (">a\nmkLv*\n>b\n--MK..\n", {"a": "mkLv*", "b": "--MK.."}),  # nothing is changed
         ("> a\nM\n", {"a": "M"}),
+        (">a\rMKT\rL\r>b\rMK\r", {"a": "MKTL", "b": "MK"}),  # of old Macs
         ("", {}),
     ],
 )
@@ -59,9 +60,9 @@ def test_residues_are_kept(tmp_path, content, expected):
         ("MKLV\n" + BASE, "x.fasta, line 1 is 'MKLV'"),
         (BASE + "M1\n", "x.fasta, line 3 is 'M1'"),
         (BASE + ">\nMK\n", "x.fasta, line 3 is '>'"),
-        (BASE + ">b\0\nMK\n", r"x.fasta, line 3 is '>b\x00'"),
+        (BASE + ">b\0\nMK\n", "x.fasta, line 3 is not UTF-8: a zero, as in UTF-16, at byte 2"),
         (BASE + ">b\n", "x.fasta: the record 'b' has no residues"),
-        (">a\rMKT\r>b\rMK\r", r"x.fasta, line 1 is '>a\rMKT\r>b\rMK'; write >NAME, and end the line in LF"),
+        (">a\rMKT\n>b\nMK\n", r"x.fasta, line 1 is '>a\rMKT'; write >NAME, and end the line in LF"),
         (">b/1\nM\n>b_1\nM\n", "x.fasta, line 3: line 1 has the name 'b_1' too"),
     ],
 )

@@ -188,6 +188,12 @@ def test_vectors_from_elsewhere_stand_in_the_same_table(folder, tmp_path, capsys
             assert found[figure][ours] == pytest.approx(expected[figure][theirs], abs=1e-3)
 
 
+def test_sentences_of_one_text(tmp_path):
+    written = main(["--write_sentences", str(tmp_path), "--train_file", str(TRAIN)])
+    assert [*written] == ["train"] and [path.name for path in tmp_path.iterdir()] == ["train.txt"]
+    assert Path(written["train"]).read_text(encoding="utf-8").count("\n") == TRAIN.read_text().count("<sentence ")
+
+
 def test_one_vector_per_word(tmp_path):
     """A word has the vector of its lower-case form, or none."""
     rows = {"the": np.array([1.0, 0]), "Play": np.array([0, 1.0])}
@@ -279,3 +285,25 @@ def test_broken_annotations(tmp_path):
     text.write_text("<corpus><text><sentence><wf>x</wf></sentence></text></corpus>")
     with pytest.raises(ValueError, match=r"a\.data\.xml has no <instance> in a <sentence>; pass text as of Raganato"):
         read_annotated(text)
+
+
+def test_ids_and_lemmas_of_joined_files(tmp_path):
+    """What says something else than an earlier line is refused; what says the same passes."""
+    one = '<sentence><instance id="d0" lemma="play" pos="NOUN">play</instance></sentence>'
+    text, keys = tmp_path / "a.data.xml", tmp_path / "a.gold.key.txt"
+    text.write_text(f"<corpus>{one}{one}</corpus>")
+    for lines, message in (
+        ("d0 play%1\nd0 play%2\n", r"a\.gold\.key\.txt, line 2: line 1 gives play%1 to the instance d0; give each"),
+        ("d0 play%1\n", r"a\.data\.xml: 2 instances have the id d0; give each its own"),
+    ):
+        keys.write_text(lines)
+        with pytest.raises(ValueError, match=message):
+            read_annotated(text)
+    keys.write_text("d0 play%1 play%2\n\nd0 play%2 play%1\n")
+    assert [use.senses for use in read_annotated(text).instances] == [{"play%1", "play%2"}] * 2
+    inventory = tmp_path / "inventory.tsv"
+    inventory.write_text("March\tNOUN\tmarch%1\nrun\tVERB\trun%1\nmarch\tNOUN\tmarch%2\n")
+    with pytest.raises(ValueError, match=r"inventory\.tsv, line 3: line 1 has other senses of march NOUN"):
+        read_inventory(inventory)
+    inventory.write_text("March\tNOUN\tmarch%1\nmarch\tNOUN\tmarch%1\nmarch\tVERB\tmarch%2\n")
+    assert read_inventory(inventory) == {("march", "NOUN"): ["march%1"], ("march", "VERB"): ["march%2"]}

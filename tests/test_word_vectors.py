@@ -1,6 +1,7 @@
 """Word vectors from files of GloVe, word2vec and fastText, and the embeddings that a task starts from."""
 
 import gzip
+import re
 
 import numpy as np
 import pytest
@@ -26,6 +27,7 @@ def test_files(tmp_path, caplog, ending, header):
     assert words == WORDS and vectors.dtype == np.float32 and np.array_equal(vectors, VECTORS)
     (message,) = caplog.messages
     assert "1 lines repeat an earlier word and are ignored" in message
+    assert re.search(r"first 'the' in lines \d and \d", message)
     words, vectors = read_word_vectors(str(path), limit=2)
     assert words == WORDS[:2] and np.array_equal(vectors, VECTORS[:2])
     assert read_word_vectors(path, limit=99).words == WORDS

@@ -11,13 +11,17 @@ takes the beginning of an incomplete `.zst` file for the whole.
 import csv
 import json
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
-from itertools import chain
+from itertools import chain, islice
 from pathlib import Path
 from typing import Any
 
+from transformers.utils import logging
+
 from modeling_elmo.run_scripts.program.files import numbered_lines, parse_json
+
+logger = logging.get_logger(__name__)
 
 Location = str | list[str]  # of a row, or of each word of a sentence
 LocatedRow = tuple[Location, Mapping[str, Any]]
@@ -29,6 +33,11 @@ TABLE_SUFFIXES = (".tsv", ".csv")
 WORD_SUFFIXES = (".conll", ".bio", ".iob", ".iob2", ".conllu")
 COLUMN_SUFFIXES = (*WORD_SUFFIXES, ".tsv", ".txt")  # of a tagger's data
 LONGEST_CELL = 2**31 - 1  # of CSV: the largest that Python takes on all systems; its default is 131,072 characters
+JUDGED_SENTENCES = 100  # whether their first column has words
+RANGE_OR_EMPTY_NODE = re.compile(r"\d+[-.]\d+")  # of CoNLL-U: a multiword token 3-4, or a node 3.1
+QUOTED = re.compile(r'"[^"]*(?:""[^"]*)*"')  # a cell as written by csv, pandas, R and Excel
+CELL = re.compile(rf'(?:(?<=\t)|\A)({QUOTED.pattern}|[^"\t]*)(?=\t|\Z)')  # of a row with quoted cells
+NOT_QUOTED = re.compile(r"\s*|NA|NaN|TRUE|FALSE|[-+]?[0-9.,]+(?:[eE][-+]?[0-9]+)?")  # by R, and by csv.QUOTE_NONNUMERIC
 BETWEEN_SENTENCES = ("-DOCSTART-", "#begin document", "#end document")  # lines of CoNLL-2003 and CoNLL-2012
 
 
@@ -46,7 +55,10 @@ def column_rows(
     `tags_column` is also the number of the tag's column, from 1, or its name in CoNLL-U. The options explain the rest.
     """
     word, tag = _column_indexes(path, word_column, tags_column)
-    for sentence in _sentence_lines(path, comments, max(word + 1, tag + 1, 2)):
+    sentences = _sentence_lines(path, comments, max(word + 1, tag + 1, 2))
+    if word_column is None:
+        sentences = _with_words_first(path, sentences, "--word_column", least=3)  # words, tags and others
+    for sentence in sentences:
         tokens, tags = [fields[word] for _, fields in sentence], [fields[tag].strip() for _, fields in sentence]
         locations = [f"{path}, line {number}" for number, _ in sentence]
         yield locations, {tokens_column: tokens, tags_column or DEFAULT_TAGS: tags}
@@ -57,7 +69,7 @@ def _sentence_lines(path: Path, comments: list[str], least: int) -> Iterator[lis
     is_conllu, width = format_suffix(path) == ".conllu", 0
     prefixes = (*comments, *("#" if is_conllu else ""))
     sentence: list[tuple[int, list[str]]] = []
-    for number, line in chain(numbered_lines(path), [(0, "")]):
+    for number, line, cells in chain(column_lines(path), [(0, "", [])]):
         if line.startswith(prefixes):
             continue
         if not line.strip(" \t") or line.startswith(BETWEEN_SENTENCES):
@@ -65,14 +77,57 @@ def _sentence_lines(path: Path, comments: list[str], least: int) -> Iterator[lis
                 yield sentence
             sentence = []
             continue
-        is_table = "\t" in line
-        fields = [each.strip(" ") for each in line.split("\t")] if is_table else list(filter(None, line.split(" ")))
+        fields = [cell.strip(" ") for cell in cells]
         width = width or len(fields)
         if len(fields) != width or width < least:
             found = f"{path}, line {number} has {len(fields)} columns, not {max(width, least)}: {line!r:.80}"
             raise ValueError(f"{found}. Correct it; a tagger's --comments names lines to skip.")
         if not (is_conllu and _is_range_or_empty_node(f"{path}, line {number}", fields[0])):
             sentence.append((number, fields))
+
+
+def column_lines(path: Path) -> Iterator[tuple[int, str, list[str]]]:
+    """Number, text and cells of each line, which are separated by tabs if the line has one, else by spaces."""
+    are_quoted = has_quoted_cells(path, lines_are_rows=True)
+    for number, line in numbered_lines(path):
+        if "\t" in line:
+            yield number, line, unquoted_cells(line) if are_quoted else line.split("\t")
+        else:
+            yield number, line, list(filter(None, line.split(" ")))
+
+
+def _with_words_first(
+    path: Path, sentences: Iterator[list[tuple[int, list[str]]]], option: str, least: int
+) -> Iterator[list[tuple[int, list[str]]]]:
+    """The same sentences, if the first of `least` columns or more may have their words; `option` names another."""
+    start = list(islice(sentences, JUDGED_SENTENCES))
+    rows = [[fields for _, fields in sentence] for sentence in start]
+    may_be_another = bool(start) and len(start[0][0][1]) >= least and format_suffix(path) != ".conllu"
+    if may_be_another and (reason := not_words(rows)):
+        number, fields = start[0][0]
+        columns = ", ".join(f"{column}: {cell!r:.30}" for column, cell in enumerate(fields, 1))
+        advice = f"Pass {option} with the number of the column of the words (1 if it is the first)"
+        raise ValueError(f"{path}: the first column {reason}; line {number} has the columns {columns:.300}. {advice}.")
+    return chain(start, sentences)
+
+
+def not_words(sentences: list[list[list[str]]]) -> str | None:
+    """Why the first column of sentences, each a list of rows of cells, cannot have their words; `None` if it may."""
+    words = [[row for row in rows if not RANGE_OR_EMPTY_NODE.fullmatch(row[0])] for rows in sentences]
+    several = [rows for rows in words if len(rows) > 1]
+    firsts = [[row[0] for row in rows] for rows in several]
+    if firsts and all(map(_is_counted, firsts)):
+        return "counts the words of each sentence"
+    rows = [*chain.from_iterable(several)]
+    distinct = [len({row[column] for row in rows}) for column in range(min(map(len, rows), default=0))]
+    has_one_name = all(len({*column}) == 1 for column in firsts)
+    if has_one_name and len(rows) > 2 and max(distinct) > distinct[0]:
+        return f"repeats {firsts[0][0]!r:.60} in all words of a sentence"
+    return None
+
+
+def _is_counted(cells: list[str]) -> bool:
+    return all(map(str.isdecimal, cells)) and len({int(cell) - place for place, cell in enumerate(cells)}) == 1
 
 
 def _column_indexes(path: Path, word: int | None, tag: str | None) -> tuple[int, int]:
@@ -88,9 +143,10 @@ def _column_indexes(path: Path, word: int | None, tag: str | None) -> tuple[int,
 
 def _is_range_or_empty_node(location: str, identifier: str) -> bool:
     """Whether the CoNLL-U line has the number of a multiword token (3-4) or of an empty node (3.1)."""
-    if not re.fullmatch(r"\d+([-.]\d+)?", identifier):
+    is_range_or_empty_node = bool(RANGE_OR_EMPTY_NODE.fullmatch(identifier))
+    if not (is_range_or_empty_node or identifier.isdecimal()):
         raise ValueError(f"{location}: the first column is {identifier!r:.80}; in .conllu it must be a word's number.")
-    return not identifier.isdecimal()
+    return is_range_or_empty_node
 
 
 def table_rows(path: Path, column_names: list[str]) -> Iterator[LocatedRow]:
@@ -117,10 +173,16 @@ def _numbered_rows(path: Path, column_names: list[str]) -> Iterator[tuple[int, d
 
 
 def _numbered_cells(path: Path) -> Iterator[tuple[int, list[str]]]:
-    """First line and cells of each row; a blank line has none. In TSV files, quotes are ordinary characters."""
+    """First line and cells of each row; a blank line has none.
+
+    In TSV files, quotes are ordinary characters, as in those of GLUE, unless `has_quoted_cells`.
+    """
     lines = numbered_lines(path)
     if format_suffix(path) == ".tsv":
-        yield from ((number, line.split("\t") if line else []) for number, line in lines)
+        are_quoted = has_quoted_cells(path)
+        cells_of = unquoted_cells if are_quoted else partial(str.split, sep="\t")
+        for number, row in joined_lines(lines) if are_quoted else lines:
+            yield number, cells_of(row) if row else []
         return
     csv.field_size_limit(LONGEST_CELL)
     reader, number = csv.reader((f"{line}\n" for _, line in lines), strict=True), 1
@@ -132,6 +194,68 @@ def _numbered_cells(path: Path) -> Iterator[tuple[int, list[str]]]:
         is_return = "new-line character" in str(error)
         reason = "a carriage return ends a line; end lines with line feeds" if is_return else error
         raise ValueError(f"{path}, line {number} is not CSV: {reason}.") from error
+
+
+def has_quoted_cells(path: Path, lines_are_rows: bool = False) -> bool:
+    """Whether the cells of a file with tabs are quoted, as pandas, R and Excel do; a line says so.
+
+    Each cell with a quote must begin and end with one and have only doubled quotes between. One of them must have a
+    doubled quote, a tab or a line feed, or all cells that are not numbers must be quoted. A quote that is a word of a
+    sentence, or that begins a text, is no such cell.
+
+    Args:
+        lines_are_rows: whether no cell can have a line feed. It cannot if all lines have equally many tabs, either.
+    """
+    tabs, has_quotes = set(), False
+    for _, line in numbered_lines(path):
+        if line:
+            tabs.add(line.count("\t"))
+        has_quotes = has_quotes or '"' in line
+    if not has_quotes:
+        return False
+    lines_are_rows = lines_are_rows or (len(tabs) == 1 and tabs != {0})
+    lines = numbered_lines(path)
+    example, are_all_quoted, widths = None, True, set()
+    for number, row in lines if lines_are_rows else joined_lines(lines):
+        if lines_are_rows and "\t" not in row or not row:
+            continue
+        cells = row.split("\t") if lines_are_rows else CELL.findall(row)
+        widths.add(len(cells))
+        for cell in cells:
+            if '"' not in cell:
+                are_all_quoted = are_all_quoted and bool(NOT_QUOTED.fullmatch(cell))
+            elif not QUOTED.fullmatch(cell):
+                return False
+            elif re.search('""|[\t\n]', cell[1:-1]):
+                example = example or f"line {number}: {cell!r:.60}"
+        if "\t".join(cells) != row:
+            return False
+    if not lines_are_rows and len(widths) > 1 or not (example or are_all_quoted):
+        return False
+    logger.warning_once(
+        f"{path} is read as a table with quoted cells ({example or 'all texts are quoted'}): the quotes around a cell "
+        "are left out, and doubled quotes become one."
+    )
+    return True
+
+
+def joined_lines(lines: Iterable[tuple[int, str]]) -> Iterator[tuple[int, str]]:
+    """The rows of a table with quoted cells, which may have line feeds, each with the number of its first line."""
+    first, parts, is_open = 0, [], False
+    for number, line in lines:
+        first = first if parts else number
+        parts.append(line)
+        is_open ^= line.count('"') % 2 == 1
+        if not is_open:
+            yield first, "\n".join(parts)
+            parts = []
+    if parts:
+        yield first, "\n".join(parts)
+
+
+def unquoted_cells(row: str) -> list[str]:
+    cells = CELL.findall(row)
+    return [cell[1:-1].replace('""', '"') if '"' in cell else cell for cell in cells]
 
 
 def json_rows(path: Path) -> Iterator[LocatedRow]:
@@ -214,7 +338,10 @@ def _column_texts(path: Path, column: str) -> Iterator[tuple[int, list[str]]]:
     if number == 0:
         raise ValueError(f"{path} has no column {column}; pass --text_column {', '.join(['1, 2, ...', *names])}.")
     word, _ = _column_indexes(path, number, None)
-    for sentence in _sentence_lines(path, [], word + 1):
+    sentences = _sentence_lines(path, [], word + 1)
+    if number is None:
+        sentences = _with_words_first(path, sentences, "--text_column", least=2)
+    for sentence in sentences:
         yield sentence[0][0], [fields[word] for _, fields in sentence]
 
 

@@ -60,14 +60,20 @@ ROWS_AT_ONCE = 1000  # rows read from a data set at once; single rows take ten t
 def numbered_lines(path: Path) -> Iterator[tuple[int, str]]:
     """Line numbers from 1, each with the line of a UTF-8 file, which may be compressed (`.gz`, `.zst`).
 
-    Only a line feed ends a line, as for `wc -l`. Spaces and tabs at the end of a line stay.
+    Only a line feed ends a line, as for `wc -l`; in a file without any line feed, carriage returns do, as on old Macs.
+    Spaces and tabs at the end of a line stay. No line has a zero byte: English in UTF-16 would else pass for UTF-8.
     """
     number = 0
     # A local name: Python empties the modules before it closes a generator that is still alive at exit.
     damaged = (EOFError, OSError, zlib.error)
     with path.open("rb") as file:
         try:
-            for number, line in enumerate(_unpacked(file, path), 1):
+            lines = iter(_unpacked(file, path))
+            first = next(lines, b"")
+            start = [first] if first.endswith(b"\n") else first.splitlines()
+            for number, line in enumerate(chain(start, lines), 1):
+                if b"\0" in line:
+                    raise UnicodeDecodeError("utf-8", line, line.index(0), line.index(0) + 1, "a zero, as in UTF-16,")
                 yield number, line.decode("utf-8-sig" if number == 1 else "utf-8").rstrip("\r\n")
         except UnicodeDecodeError as error:
             reason = f"{error.reason} at byte {error.start}"
@@ -329,11 +335,21 @@ def read_json(path: Path) -> Any:
 
 
 def parse_json(text: str | bytes, source: Path | str) -> Any:
-    """The value of a JSON text; `source` names the text in the error."""
+    """The value of a JSON text; `source` names the text in the error. No object may have a key twice."""
     try:
-        return json.loads(text if isinstance(text, str) else text.decode("utf-8"))
+        decoded = text if isinstance(text, str) else text.decode("utf-8")
+        return json.loads(decoded, object_pairs_hook=_object_of_pairs)
     except (ValueError, RecursionError) as error:
         raise ValueError(f"{source} is not JSON in UTF-8: {error}. Write it again, or pass another.") from error
+
+
+def _object_of_pairs(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        names = [name for name, _ in pairs]
+        twice = next(name for name in names if names.count(name) > 1)
+        raise ValueError(f"an object has the key {twice!r:.80} twice")
+    return found
 
 
 def parse_json_object(text: str, source: str) -> dict[str, Any]:

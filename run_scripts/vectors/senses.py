@@ -42,8 +42,8 @@ def read_annotated(path: Path) -> AnnotatedText:
     if ".data.xml" not in path.name or not path.is_file() or not keys_path.is_file():
         needed = keys_path.name if ".data.xml" in path.name else "X.gold.key.txt"
         raise FileNotFoundError(f"{path}: pass X.data.xml or X.data.xml.gz, with {needed} in its folder.")
-    rows = (line.split() for _, line in numbered_lines(keys_path))
-    senses = {name: keys for name, *keys in filter(None, rows)}
+    senses, key_lines = read_keys(keys_path)
+    uses = Counter[str]()
     found = AnnotatedText([], [])
     try:
         root = ElementTree.fromstringlist([f"{line}\n" for _, line in numbered_lines(path)])
@@ -60,21 +60,43 @@ def read_annotated(path: Path) -> AnnotatedText:
                 name = element.attrib["id"]
                 if not senses.get(name):
                     raise ValueError(f"{path}: instance {name} has no sense in {keys_path.name}.")
+                uses[name] += 1
                 lemma = element.attrib["lemma"].lower(), element.attrib["pos"]
                 keys = frozenset(senses[name])
                 found.instances.append(SenseInstance(lemma, keys, len(found.sentences), start, len(words)))
         found.sentences.append(words)
+    if repeated := [name for name, count in uses.items() if count > 1 and count != len(key_lines[name])]:
+        raise ValueError(f"{path}: {uses[repeated[0]]} instances have the id {repeated[0]}; give each its own.")
     if not found.instances:
         raise ValueError(f"{path} has no <instance> in a <sentence>; pass text as of Raganato et al. (2017).")
     return found
 
 
+def read_keys(path: Path) -> tuple[dict[str, list[str]], dict[str, list[int]]]:
+    """The senses of each instance, and the lines that say them."""
+    senses: dict[str, list[str]] = {}
+    lines = defaultdict(list)
+    for number, line in numbered_lines(path):
+        if line.strip():
+            name, *keys = line.split()
+            if {*senses.setdefault(name, keys)} != {*keys}:
+                other = f"line {lines[name][0]} gives {' '.join(senses[name])}"
+                raise ValueError(f"{path}, line {number}: {other} to the instance {name}; give each its own id.")
+            lines[name].append(number)
+    return senses, lines
+
+
 def read_inventory(path: Path) -> Inventory:
     found: Inventory = {}
+    lines: dict[Lemma, int] = {}
     for number, line in numbered_lines(path):
         columns = line.split("\t")
         if len(columns) == 3:
-            found[columns[0].lower(), columns[1]] = columns[2].split()
+            lemma, senses = (columns[0].lower(), columns[1]), columns[2].split()
+            if found.setdefault(lemma, senses) != senses:
+                twice = f"line {lines[lemma]} has other senses of {' '.join(lemma)} (in lower case)"
+                raise ValueError(f"{path}, line {number}: {twice}; write the senses of both in one line.")
+            lines.setdefault(lemma, number)
         elif line.strip():
             raise ValueError(f"{path}, line {number} is {line!r:.80}; write lemma<TAB>pos<TAB>key key ...")
     return found

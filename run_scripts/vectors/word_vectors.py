@@ -30,7 +30,9 @@ class WordVectors(NamedTuple):
 
 
 def read_word_vectors(path: str | Path, limit: int | None = None) -> WordVectors:
-    """Reads words, which may contain spaces, and their vectors; of duplicate words it keeps the first.
+    """Reads words, which may contain spaces, and their vectors.
+
+    Published files repeat some words: the first vector is kept, and a warning names the first word with another one.
 
     Args:
         limit: maximum number of words, from the start of the file; None for all.
@@ -38,21 +40,29 @@ def read_word_vectors(path: str | Path, limit: int | None = None) -> WordVectors
     width, count, lines = _width_and_lines(Path(path))
     total = min(filter(None, (count, limit)), default=None)
     rows: dict[str, int] = {}
-    numbers, twice = array("f"), 0  # an array takes 4 bytes per number, a list 32
+    numbers, first_lines = array("f"), array("L")  # an array takes 4 or 8 bytes per number, a list 32
+    twice, others = 0, []  # lines with a word of an earlier line, and of these the lines with another vector
     for number, line in tqdm(lines, desc=Path(path).name, total=total, unit=" words", unit_scale=True):
         word, vector = _word_and_vector(line, width, f"{path}, line {number}")
         if word in rows:
             twice += 1
+            row = rows[word]
+            if numbers[row * width : (row + 1) * width] != vector:
+                others.append(f"{word!r:.60} in lines {first_lines[row]:,} and {number:,}")
             continue
         rows[word] = len(rows)
         numbers.extend(vector)
+        first_lines.append(number)
         if len(rows) == limit:
             break
     if count not in (None, len(rows) + twice) and len(rows) != limit:
         found = f"{path} has {len(rows) + twice} words, but its header promises {count}"
         raise ValueError(f"{found}. Pass the complete file, or --word_vectors_limit {len(rows)}.")
-    if twice:
-        logger.warning(f"{path}: {twice:,} lines repeat an earlier word and are ignored.")
+    if others:
+        logger.warning(
+            f"{path}: {len(others):,} lines repeat an earlier word and are ignored, because they have another vector: first "
+            f"{others[0]}."
+        )
     return WordVectors(list(rows), np.frombuffer(numbers, np.float32).reshape(len(rows), width))
 
 

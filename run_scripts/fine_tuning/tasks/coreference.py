@@ -28,8 +28,7 @@ from modeling_elmo.run_scripts.fine_tuning.metrics import Scores
 from modeling_elmo.run_scripts.fine_tuning.task import Batch, Record, SplitOutput, Task, label_config
 from modeling_elmo.run_scripts.fine_tuning.trainer import DECAY_STEPS, TaskTrainingArguments
 from modeling_elmo.run_scripts.program.command_line import option
-from modeling_elmo.run_scripts.program.data_files import JSON_FORMATS, LocatedRow, RowReader
-from modeling_elmo.run_scripts.program.files import numbered_lines
+from modeling_elmo.run_scripts.program.data_files import JSON_FORMATS, LocatedRow, RowReader, column_lines
 
 logger = logging.get_logger(__name__)
 
@@ -43,7 +42,7 @@ DOCUMENT_FEATURES = Features(
     speakers=[[Value("string")]],
     genre=Value("string"),
 )
-BEGIN = re.compile(r"#begin document \((.+)\)(?:; part ([0-9]{1,9}))? *")
+DOCUMENT_LINE = re.compile(r"#(begin|end) document(?: \((.+)\))?;?(?: part ([0-9]{1,9}))?;? *")
 BRACKETS = re.compile(r"(\(?)([0-9]{1,9})(\)?)")
 WORD, SPEAKER = 3, 9  # columns, from 0; coreference is the last one
 NOTHING = ("-", "_", "")  # of a column without a value
@@ -322,30 +321,34 @@ def _numbered_mentions(location: Any, mentions: list[list[int]]) -> list[list[in
 def conll_documents(path: Path) -> Iterator[LocatedRow]:
     """Documents of a file with a word per line, from `#begin document (NAME); part 0` to `#end document`.
 
-    Columns are separated by tabs or by spaces. The number of the part is added to the name. The genre is the first
-    folder of the name, as in OntoNotes. Mentions of one cluster that cross are read as nested: the bracket that was
-    opened last is closed first.
+    Columns are separated by tabs or by spaces. The part may be missing, and the end may repeat the name. The number
+    of the part is added to the name. The genre is the first folder of the name, as in OntoNotes. Mentions of one
+    cluster that cross are read as nested: the bracket that was opened last is closed first.
     """
     begin: tuple[str, str, str | None] | None = None
-    lines: list[tuple[str, str]] = []
-    for number, line in numbered_lines(path):
+    lines: list[tuple[str, str, list[str]]] = []
+    for number, line, cells in column_lines(path):
         where = f"{path}, line {number}"
-        if found := BEGIN.fullmatch(line):
+        kind, name, part = found.groups() if (found := DOCUMENT_LINE.fullmatch(line)) else (None, None, None)
+        if kind == "begin" and name:
             if begin is not None:
                 raise ValueError(f"{where}: {begin[1]!r:.80} has no end; write '#end document' above this line.")
-            begin, lines = (where, found[1], found[2]), []
-        elif begin is not None and line.rstrip() == "#end document":
+            begin, lines = (where, name, part), []
+        elif begin is not None and kind == "end":
+            if name not in (None, begin[1]):
+                raise ValueError(f"{where} ends {name!r:.80}, but the document is {begin[1]!r:.80}. Correct the file.")
             yield begin[0], _document(*begin, lines)
             begin = None
         elif begin is not None:
-            lines.append((where, line))
+            lines.append((where, line, cells))
         elif line.strip():
-            raise ValueError(f"{where} is in no document: {line!r:.80}. Write '#begin document (NAME)' above it.")
+            advice = "Begin a document with a line '#begin document (NAME); part 0', or without the part"
+            raise ValueError(f"{where} is in no document: {line!r:.80}. {advice}.")
     if begin is not None:
         raise ValueError(f"{begin[0]}: the document {begin[1]!r:.80} has no '#end document'; the file is incomplete.")
 
 
-def _document(where: str, name: str, part: str | None, lines: list[tuple[str, str]]) -> dict[str, Any]:
+def _document(where: str, name: str, part: str | None, lines: list[tuple[str, str, list[str]]]) -> dict[str, Any]:
     """The row of a document; `where` is its first line, and `part` the digits of its part."""
     blocks = groupby(lines, key=lambda line: bool(line[1].strip(" \t")))
     sentences = [[_columns(*line, name) for line in block] for has_words, block in blocks if has_words]
@@ -361,8 +364,7 @@ def _document(where: str, name: str, part: str | None, lines: list[tuple[str, st
     }
 
 
-def _columns(where: str, line: str, name: str) -> tuple[str, list[str]]:
-    columns = line.split("\t") if "\t" in line else list(filter(None, line.split(" ")))
+def _columns(where: str, line: str, columns: list[str], name: str) -> tuple[str, list[str]]:
     if len(columns) <= WORD + 1 or columns[0] != name or not columns[WORD]:
         raise ValueError(
             f"{where} is {line!r:.80}; write the document's name {name!r:.80}, its part, the word's number, "

@@ -61,8 +61,14 @@ from modeling_elmo.run_scripts.fine_tuning.task import (
 )
 from modeling_elmo.run_scripts.fine_tuning.trainer import ADADELTA_HELP, TaskTrainingArguments
 from modeling_elmo.run_scripts.program.command_line import option
-from modeling_elmo.run_scripts.program.data_files import JSON_FORMATS, LocatedRow, Location, format_suffix
-from modeling_elmo.run_scripts.program.files import numbered_lines
+from modeling_elmo.run_scripts.program.data_files import (
+    JSON_FORMATS,
+    LocatedRow,
+    Location,
+    column_lines,
+    format_suffix,
+    not_words,
+)
 
 logger = logging.get_logger(__name__)
 
@@ -271,13 +277,15 @@ def role_rows(path: Path, roles_format: str | None = None) -> Iterator[LocatedRo
     name = roles_format or ROLE_FORMATS[format_suffix(path)]
     layout = LAYOUTS.get(name)
 
-    def has_word(numbered: tuple[int, str]) -> bool:
-        return bool(numbered[1].strip(" \t")) and not (name == "conll2012" and numbered[1].startswith("#"))
+    def has_word(numbered: tuple[int, str, list[str]]) -> bool:
+        _, line, _ = numbered
+        return bool(line.strip(" \t")) and not (name == "conll2012" and line.startswith("#"))
 
-    for are_words, block in groupby(numbered_lines(path), key=has_word):
+    for are_words, block in groupby(column_lines(path), key=has_word):
         if are_words:
-            numbers, lines = zip(*block, strict=True)
-            rows = [line.split("\t") if name == "propbank" else re.split("[ \t]+", line.strip(" \t")) for line in lines]
+            numbers, _, rows = zip(*block, strict=True)
+            if name != "propbank":  # whose words may have spaces
+                rows = [[part for cell in cells for part in filter(None, cell.split(" "))] for cells in rows]
             locations = [f"{path}, line {number}" for number in numbers]
             layout = layout or _conll2005_layout(locations[0], rows)
             yield locations, _sentence_row(locations, rows, layout)
@@ -289,7 +297,7 @@ def _conll2005_layout(location: str, rows: list[list[str]]) -> Layout:
     roles = len(columns)
     while roles and any("*" in cell or "(" in cell for cell in columns[roles - 1]):
         roles -= 1
-    if roles < 2 or tuple(map(str, range(len(rows)))) in columns[1:3]:
+    if roles < 2 or tuple(map(str, range(len(rows)))) in columns[1:3] or not_words([rows]):
         raise ValueError(
             f"{location} is not conll2005: word, part of speech and so on, a column with lemmas or -, and roles: "
             f"{rows[0]!r:.80}. {OTHER_FORMAT}"
