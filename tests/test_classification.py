@@ -6,6 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import sklearn.metrics
 from datasets import ClassLabel, Dataset, DatasetDict, Features, Value
 
 from modeling_elmo.run_scripts.fine_tuning.tasks.classification import (
@@ -39,6 +40,8 @@ def test_texts_and_pairs(tmp_path, capsys):
         (["sentence2", "sentence1", "gold_label", "label2"], "sentence1", "sentence2", "gold_label"),
         (["premise", "hypothesis", "label", "labels"], "premise", "hypothesis", "label"),
         (["question", "sentence", "label"], "question", "sentence", "label"),
+        (["text", "text_pair", "label"], "text", "text_pair", "label"),  # of the pipelines and of predictions
+        (["text_pair", "premise", "hypothesis", "text", "label"], "text", "text_pair", "label"),
     ],
 )
 def test_columns_of_other_names(tmp_path, capsys, columns, text, pair, label):
@@ -46,6 +49,30 @@ def test_columns_of_other_names(tmp_path, capsys, columns, text, pair, label):
     assert row == {"text": f"the {text}", "label": f"the {label}"} | ({"text_pair": f"the {pair}"} if pair else {})
     printed = capsys.readouterr().out
     assert f"a.jsonl: the text is {text}" in printed and (f"the label is {label}" in printed) == (label != "label")
+
+
+@pytest.mark.parametrize(
+    "columns, unread",
+    [
+        (["text", "label"], None),
+        (["text", "hypothesis", "label"], "hypothesis"),
+        (["id", "sentence", "label", "other"], "id, other"),
+        (["id", "text", "text_pair", "label"], None),
+    ],
+)
+def test_a_second_text_is_not_dropped_without_a_word(tmp_path, capsys, columns, unread):
+    read_rows(tmp_path / "a.jsonl", [{name: f"the {name}" for name in columns}])
+    printed = capsys.readouterr().out
+    assert printed.count("not read") == (unread is not None)
+    assert unread is None or f"a.jsonl: not read: {unread}; --text_pair_column names a second text\n" in printed
+
+
+def test_a_second_text_that_begins_later_is_refused(tmp_path):
+    rows = [{"text": "a", "label": 1}, {"text": "b", "text_pair": "c", "label": 0}]
+    with pytest.raises(ValueError, match="line 2: `text_pair` is 'c'; it must be in the first row, too"):
+        read_rows(tmp_path / "a.jsonl", rows)
+    rows[1]["text_pair"] = None
+    assert read_rows(tmp_path / "a.jsonl", rows)["text"][:] == ["a", "b"]
 
 
 @pytest.mark.parametrize(
@@ -80,6 +107,22 @@ def test_kinds_of_labels(tmp_path):
         label_type(DatasetDict(train=Dataset.from_dict({"label": ["a", "a"]})), "classification")
 
 
+@pytest.mark.parametrize("labels", [[[0, 1], [1, 0]], [[False, True], [True, False]], [["1", "0"], ["0", "1"]]])
+def test_labels_of_which_each_has_a_0_or_1_are_refused(tmp_path, labels):
+    rows = [{"text": "a", "label": label} for label in labels]
+    with pytest.raises(ValueError, match=r"same labels, .* not 0 or 1 for every label: write \[0, 1, 1\] as \[1, 2\]"):
+        label_type(DatasetDict(train=read_rows(tmp_path / "a.jsonl", rows)), "classification")
+
+
+def test_lists_of_numbers_of_classes(tmp_path):
+    """Also of a data set that was saved in the format of numpy."""
+    features = Features(text=Value("string"), label=[ClassLabel(names=["no", "yes"])])
+    data = Dataset.from_dict({"text": ["a", "b"], "label": [[0, 1], [1, 0]]}, features).with_format("numpy")
+    DatasetDict(train=data).save_to_disk(tmp_path)
+    found = read_classification(ClassificationArguments(dataset=str(tmp_path)))
+    assert found["train"]["label"][:] == [["no", "yes"], ["yes", "no"]]
+
+
 @pytest.mark.parametrize(
     "rows, options, shown",
     [
@@ -87,6 +130,7 @@ def test_kinds_of_labels(tmp_path):
         ([("a", None)], {}, "line 1: `label` is None; .*--drop_labels 'None' or --problem regression"),
         ([("a", 0.5)], {}, "line 1: `label` is 0.5; .*--problem regression"),
         ([("a", [0, 1]), ("b", [0, 1, 0])], {}, r"line 2: `label` is \[0, 1, 0\]; .*each once"),
+        ([("a", [0.0, 1.0])], {}, r"line 1: `label` is 0.0; .* not 0 or 1 for every label: write"),
         ([("a", ["x"]), ("b", "x")], {}, "line 2: `label` is 'x'; it must be a list"),
         ([("a", "nan")], {"problem": "regression"}, "line 1: `label` is 'nan'; it must be a finite number"),
         ([("a", ["1"])], {"problem": "regression"}, r"line 1: `label` is \['1'\]; it must be a finite number"),
@@ -130,7 +174,7 @@ def test_one_label():
     assert (labels.target("good"), labels.label(np.array([0.1, 0.2]))) == (1, "good")
     mean = labels.average(probabilities([0.0, 0.0], [0.0, np.log(3)]))  # (1/2 + 3/4) / 2
     assert np.exp(mean[0]) == pytest.approx([0.375, 0.625])
-    assert labels.evaluate(np.array([[1, 0], [1, 0]]), np.array([0, 1]))["accuracy"] == 0.5
+    assert labels.evaluate(np.array([[1, 0], [1, 0]]), ["bad", "good"])["accuracy"] == 0.5
 
 
 def test_several_labels():
@@ -138,7 +182,7 @@ def test_several_labels():
     assert labels.target(["c", "a"]) == [1.0, 0.0, 1.0] and labels.label(np.array([0.1, -0.1, 2.0])) == ["a", "c"]
     mean = labels.average(probabilities([0.0], [np.log(3)]))  # sigmoids 1/2 and 3/4
     assert 1 / (1 + np.exp(-mean[0, 0])) == pytest.approx(0.625)
-    assert labels.evaluate(np.array([[1, -1, -1]]), np.array([[1, 0, 1]]))["micro_f1"] == pytest.approx(2 / 3)
+    assert labels.evaluate(np.array([[1, -1, -1]]), [["a", "c"]])["micro_f1"] == pytest.approx(2 / 3)
 
 
 def test_numbers():
@@ -146,10 +190,33 @@ def test_numbers():
     labels = Regression(data)
     assert labels.target(1.5) == 1.5 and labels.label(np.array([2.5])) == 2.5
     assert labels.average(probabilities([1.0], [2.0])).tolist() == [[1.5]]
-    assert labels.evaluate(np.array([[1.0], [2.0], [4.0]]), np.array([2.0, 4.0, 8.0]))["pearson"] == pytest.approx(1)
+    assert labels.evaluate(np.array([[1.0], [2.0], [4.0]]), [2.0, 4.0, 8.0])["pearson"] == pytest.approx(1)
 
 
 def test_hidden_labels_are_noticed():
     data = DatasetDict(train=Dataset.from_dict({"label": [0.0, 0.0]}), test=Dataset.from_dict({"label": [-1.0, -1.0]}))
     with pytest.raises(ValueError, match="Split 'test' has the label -1.0 in every row.*--test_split none"):
         label_type(data, "regression")
+
+
+def test_labels_that_the_training_data_lacks_are_errors():
+    """As scikit-learn counts the labels as given."""
+    labels, logits = SingleLabel(["bad", "good"]), np.array([[1, 0], [0, 1], [0, 1], [1, 0]])
+    predicted, gold = ["bad", "good", "good", "bad"], ["bad", "odd", "good", "odd"]
+    assert [labels.target(name) for name in gold] == [0, -100, 1, -100]
+    scores = labels.evaluate(logits, gold)
+    assert scores["accuracy"] == sklearn.metrics.accuracy_score(gold, predicted)
+    assert scores["macro_f1"] == sklearn.metrics.f1_score(gold, predicted, average="macro", zero_division=0)
+    assert (
+        scores["confusion"] == sklearn.metrics.confusion_matrix(gold, predicted, labels=["bad", "good", "odd"]).tolist()
+    )
+    assert scores["per_label"]["odd"] == {"precision": 0.0, "recall": 0.0, "f1": 0.0, "number": 2}
+
+    sets, found, wanted = MultiLabel(["a", "b"]), np.array([[1, -1], [1, 1]]), [["a"], ["b", "z"]]
+    assert sets.target(["b", "z"]) == [0.0, 1.0]
+    scores = sets.evaluate(found, wanted)
+    matrices = np.array([[1, 0, 0], [0, 1, 1]]), np.array([[1, 0, 0], [1, 1, 0]])  # gold and predicted: a, b, z
+    for average in ("micro", "macro"):
+        expected = sklearn.metrics.f1_score(*matrices, average=average, zero_division=0)
+        assert scores[f"{average}_f1"] == pytest.approx(expected)
+    assert scores["subset_accuracy"] == 0.5

@@ -12,6 +12,7 @@ from modeling_elmo.run_scripts.fine_tuning.data import (
     DataArguments,
     code_states,
     label_names,
+    scored_labels,
     split_sources,
     take_samples,
     training_share,
@@ -182,6 +183,18 @@ def test_label_names():
     ):
         with pytest.raises(ValueError, match=shown):
             label_names(splits, "tags")
+
+
+def test_labels_that_are_scored_as_errors(caplog):
+    splits = splits_of(train=[["O", "B-A"]], validation=[["O", "B-B"]] * 1200 + [["I-C"]], test=[["B-A"], []])
+    assert scored_labels(splits, "tags") == ["O", "B-A"]
+    (message,) = caplog.messages
+    assert "Split 'validation' has labels that do not occur in 'train': B-B (1,200), I-C (1)." in message
+    assert "they count as errors" in message
+    with pytest.raises(
+        ValueError, match=r"Split 'test' has none of the labels of 'train' \(a, b\), but 0 \(2\), 1 \(1\)"
+    ):
+        scored_labels(splits_of(train=["a", "b"], test=["0", "1", "0"]), "tags")
 
 
 def test_samples(capsys):

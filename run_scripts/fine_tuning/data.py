@@ -5,6 +5,7 @@ They are kept in the cache of `datasets`, and read again when their file changes
 """
 
 import math
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
@@ -16,6 +17,7 @@ import datasets
 import numpy as np
 from datasets import Dataset, DatasetDict, Features
 from datasets.exceptions import DatasetGenerationError
+from transformers.utils import logging
 
 from modeling_elmo.run_scripts.program.command_line import option, refuse_unread
 from modeling_elmo.run_scripts.program.data_files import LocatedRow, Location, RowReader, format_suffix
@@ -29,6 +31,8 @@ from modeling_elmo.run_scripts.program.files import (
     split_parts,
 )
 from modeling_elmo.tokenization import elmo_pretokenization
+
+logger = logging.get_logger(__name__)
 
 DATA_SPLITS = ("train", "validation", "test")
 
@@ -75,6 +79,10 @@ class Source(NamedTuple):
         for name, column in columns.items():
             if column not in given:
                 raise ValueError(f"{self.name} has no column {column!r}, only {given}; pass --{name}_column.")
+
+    def tell_unread(self, columns: Iterable[str], advice: str):
+        if unread := [column for column in self.first() if column not in columns]:
+            print(f"{self.name}: not read: {', '.join(unread)}; {advice}")
 
     def class_names(self, column: str) -> list[str] | None:
         """Names of the classes, if a column of a data set has the numbers of classes."""
@@ -168,7 +176,7 @@ def _load(folder: str, config: str | None) -> Mapping[str, Dataset]:
 
 
 def _dataset_rows(data: Dataset, name: str) -> Iterator[LocatedRow]:
-    batches = data.iter(batch_size=ROWS_AT_ONCE)
+    batches = data.with_format(None).iter(batch_size=ROWS_AT_ONCE)  # a saved data set may have the format of numpy
     rows = (dict(zip(batch, row, strict=True)) for batch in batches for row in zip(*batch.values(), strict=True))
     return ((f"{name}, row {number}", row) for number, row in enumerate(rows))
 
@@ -221,8 +229,28 @@ def training_labels(splits: DatasetDict, column: str) -> list[str]:
     return sorted(names, key=lambda name: (name != "O", name))
 
 
+def scored_labels(splits: DatasetDict, column: str) -> list[str]:
+    """The same, with a warning about other labels in other splits, which the scores count as errors."""
+    names = training_labels(splits, column)
+    for split, data in splits.items():
+        counts = Counter(name for _, name in row_labels(data, column))
+        unknown = {name: count for name, count in counts.most_common() if name not in names}
+        shown = ", ".join(f"{name} ({count:,})" for name, count in unknown.items())
+        if unknown and len(unknown) == len(counts):
+            raise ValueError(
+                f"Split {split!r} has none of the labels of 'train' ({', '.join(names):.200}), but {shown:.200}. "
+                "Correct them, or pass other data."
+            )
+        if unknown:
+            logger.warning(
+                f"Split {split!r} has labels that do not occur in 'train': {shown:.200}. A model cannot find them, so "
+                "they count as errors. Correct them, or pass training data with them."
+            )
+    return names
+
+
 def label_names(splits: DatasetDict, column: str) -> list[str]:
-    """The same where other splits may have no other labels."""
+    """The same where other splits may have no other labels, because the model reads them."""
     names = training_labels(splits, column)
     known = {*names}
     for split, data in splits.items():

@@ -7,6 +7,7 @@ import math
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from itertools import chain
 from typing import Any, Literal
 
 import numpy as np
@@ -20,11 +21,12 @@ from modeling_elmo.run_scripts.fine_tuning.data import (
     check_cell,
     class_name,
     is_text,
-    label_names,
+    scored_labels,
     split_sources,
 )
 from modeling_elmo.run_scripts.fine_tuning.metrics import classification_scores, multilabel_scores, regression_scores
 from modeling_elmo.run_scripts.fine_tuning.task import (
+    NO_LABEL,
     Batch,
     Record,
     SplitOutput,
@@ -37,6 +39,7 @@ from modeling_elmo.run_scripts.fine_tuning.trainer import TaskTrainingArguments
 from modeling_elmo.run_scripts.program.command_line import option
 from modeling_elmo.run_scripts.program.data_files import JSON_FORMATS, TABLE_SUFFIXES, table_rows
 
+PIPELINE_COLUMNS = [("text", "text_pair"), ("text",)]
 # Names of the columns in data sets that have no `text` or `label`.
 TEXT_COLUMNS = [("sentence",), ("document",), ("review",), ("content",), ("comment",), ("title",)]
 PAIR_COLUMNS = [
@@ -45,6 +48,7 @@ PAIR_COLUMNS = [
     ("question1", "question2"),
     ("question", "sentence"),
 ]
+NOT_ONE_HOT = "A list has names or numbers of labels, not 0 or 1 for every label: write [0, 1, 1] as [1, 2]"
 LABEL_COLUMNS = ("gold_label", "labels", "class", "category", "sentiment", "target", "stars", "rating", "score")
 
 
@@ -53,7 +57,9 @@ class ClassificationArguments(DataArguments):
     train_file: str | None = option(None, "Training file in UTF-8: .tsv, .csv, .json or .jsonl, also .gz or .zst.")
     text_column: str = option("text", "Key or column of the text. If absent: sentence, document, review and so on.")
     text_pair_column: str | None = option(
-        None, "Key or column of a second text. Default: sentence2 if there is sentence1, and so on; else none."
+        None,
+        "Key or column of a second text. Default: text_pair if there is text, sentence2 if there is sentence1, and so "
+        "on; else none.",
     )
     label_column: str = option("label", "Key or column of the label. If absent: gold_label, labels, class and so on.")
     column_names: list[str] = option([], "Names of the columns of .tsv and .csv files without a header.")
@@ -116,7 +122,7 @@ class Classification(Task):
         return DataCollatorWithPadding(tokenizer)
 
     def scores(self, output: SplitOutput) -> dict[str, Any]:
-        return self.label_type.evaluate(output.logits, output.labels)
+        return self.label_type.evaluate(output.logits, list(output.examples["label"]))
 
     def predictions(self, output: SplitOutput) -> Iterable[Record]:
         for example, logits in zip(output.examples, output.logits, strict=True):
@@ -129,8 +135,12 @@ class Classification(Task):
 def label_type(data: DatasetDict, problem: str) -> "SingleLabel | Regression":
     if problem == "regression":
         return Regression(data)
-    labels = label_names(data, "label")
+    labels = scored_labels(data, "label")
     if isinstance(data["train"][0]["label"], list):
+        if len({*map(frozenset, data["train"]["label"])}) == 1:
+            raise ValueError(
+                f"All texts of the split 'train' have the same labels, {', '.join(labels):.200}. {NOT_ONE_HOT}."
+            )
         return MultiLabel(labels)
     if len(labels) == 1:
         raise ValueError(f"All labels of the split 'train' are {labels[0]!r}; a classifier needs two or more.")
@@ -138,7 +148,10 @@ def label_type(data: DatasetDict, problem: str) -> "SingleLabel | Regression":
 
 
 class SingleLabel:
-    """One label per text: the way from a raw label to a target, and from logits to a raw label and to scores."""
+    """One label per text: the way from a raw label to a target, and from logits to a raw label and to scores.
+
+    A label that the training data lacks is no target, and counts as an error.
+    """
 
     metric = "accuracy"
     problem_type = "single_label_classification"
@@ -149,13 +162,17 @@ class SingleLabel:
         self.config = {**label_config(labels), "problem_type": self.problem_type}
 
     def target(self, label: Any) -> Any:
-        return self.config["label2id"][label]
+        return self.config["label2id"].get(label, NO_LABEL)
 
     def label(self, logits: np.ndarray) -> Any:
         return self.labels[int(logits.argmax())]
 
-    def evaluate(self, logits: np.ndarray, gold: np.ndarray) -> dict[str, Any]:
-        return classification_scores(logits.argmax(-1).tolist(), gold.tolist(), self.labels)
+    def evaluate(self, logits: np.ndarray, gold: Sequence[Any]) -> dict[str, Any]:
+        names = self.with_unknown(gold)
+        return classification_scores(logits.argmax(-1).tolist(), [names.index(label) for label in gold], names)
+
+    def with_unknown(self, gold: Iterable[str]) -> list[str]:
+        return [*self.labels, *sorted({*gold}.difference(self.labels))]
 
 
 class MultiLabel(SingleLabel):
@@ -171,8 +188,10 @@ class MultiLabel(SingleLabel):
     def label(self, logits: np.ndarray) -> list[str]:
         return [label for label, logit in zip(self.labels, logits, strict=True) if logit > 0]
 
-    def evaluate(self, logits: np.ndarray, gold: np.ndarray) -> dict[str, Any]:
-        return multilabel_scores(logits > 0, gold > 0.5, self.labels)
+    def evaluate(self, logits: np.ndarray, gold: Sequence[Any]) -> dict[str, Any]:
+        names = self.with_unknown(chain.from_iterable(gold))
+        found = np.pad(logits > 0, ((0, 0), (0, len(names) - len(self.labels))))
+        return multilabel_scores(found, [[name in labels for name in names] for labels in gold], names)
 
 
 class Regression:
@@ -195,8 +214,8 @@ class Regression:
     def label(self, logits: np.ndarray) -> float:
         return float(logits[0])
 
-    def evaluate(self, logits: np.ndarray, gold: np.ndarray) -> dict[str, Any]:
-        return regression_scores(logits[:, 0].tolist(), gold.tolist())
+    def evaluate(self, logits: np.ndarray, gold: Sequence[float]) -> dict[str, Any]:
+        return regression_scores(logits[:, 0].tolist(), gold)
 
     def average(self, logits: Sequence[np.ndarray]) -> np.ndarray:
         return np.mean(logits, axis=0)
@@ -217,6 +236,8 @@ def _classified_split(source: Source, split: str, arguments: ClassificationArgum
     first = source.first()
     columns = _chosen_columns(source.name, list(first), arguments)
     source.check_columns(columns)
+    if "text_pair" not in columns:
+        source.tell_unread(columns.values(), "--text_pair_column names a second text")
     is_list, is_number = isinstance(first[columns["label"]], list), arguments.problem == "regression"
     convert = partial(
         _classification_row,
@@ -233,9 +254,10 @@ def _classified_split(source: Source, split: str, arguments: ClassificationArgum
 def _chosen_columns(name: str, given: list[str], arguments: ClassificationArguments) -> dict[str, str]:
     """The columns that the options name; where their defaults are absent, columns of known names, if one fits."""
     text, pair, label = arguments.text_column, arguments.text_pair_column, arguments.label_column
-    pairs, texts = ([each for each in known if {*each} <= {*given}] for known in (PAIR_COLUMNS, TEXT_COLUMNS))
-    found = pairs or texts  # `question` and `sentence` are a pair, although `sentence` alone is a text
-    if (text, pair) == ("text", None) and "text" not in given and len(found) == 1:
+    kinds = (PIPELINE_COLUMNS, PAIR_COLUMNS, TEXT_COLUMNS)
+    own, pairs, texts = ([each for each in known if {*each} <= {*given}] for known in kinds)
+    found = own[:1] or pairs or texts  # `question` and `sentence` are a pair, although `sentence` alone is a text
+    if (text, pair) == ("text", None) and len(found) == 1 and found != [("text",)]:
         text, pair = (*found[0], None)[:2]
         print(f"{name}: the text is {' and '.join(found[0])}")
     labels = [column for column in LABEL_COLUMNS if column in given]
@@ -252,15 +274,17 @@ def _classification_row(
     label = cells.pop("label")
     for name, text in cells.items():
         check_cell(is_text(text), location, columns[name], text, "a text that is not empty")
+    if columns["text"] == "text" and "text_pair" not in columns:  # by default, the first row decides
+        check_cell(row.get("text_pair") is None, location, "text_pair", row.get("text_pair"), "in the first row, too")
     column, advice = columns["label"], f", or pass --drop_labels '{label!s:.80}' or --problem regression"
     if kind == "number":
         return cells | {"label": _finite_number(location, column, label)}
     if kind == "name":
         return cells | {"label": class_name(location, column, label, names, dropped, advice)}
     check_cell(isinstance(label, list), location, column, label, "a list, as in the first row")
-    found = [class_name(location, column, name, names, dropped, advice) for name in label]
-    names_only = "the names or numbers of a text's labels, each once, not 0 or 1 for every label"
-    check_cell(len(set(found)) == len(found), location, column, label, names_only)
+    found = [class_name(location, column, name, names, dropped, f". {NOT_ONE_HOT}") for name in label]
+    needed = f"the names or numbers of a text's labels, each once. {NOT_ONE_HOT}"
+    check_cell(len(set(found)) == len(found), location, column, label, needed)
     return cells | {"label": found}
 
 
