@@ -8,9 +8,8 @@ the columns `tokens` and `ner_tags` instead. `elmo ner` adds what this script le
 words of the training data, records, a card with figures, and resuming with the same data and settings only.
 """
 
-import re
-from collections.abc import Iterator
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -37,13 +36,34 @@ class StockArguments:
     dataset: str | None = field(default=None, metadata={"help": "Name on the Hub, or folder, instead of files."})
 
 
-def sentences(path: str) -> Iterator[dict[str, list[str]]]:
-    """The words and tags of each sentence."""
-    with open(path, encoding="utf-8-sig") as file:
-        blocks = re.split(r"\n\s*\n", file.read())
-    for block in filter(str.strip, blocks):
-        rows = [line.split() for line in block.strip().splitlines()]
-        yield {"tokens": [row[0] for row in rows], "tags": [row[-1] for row in rows]}
+def sentences(path: str) -> list[dict[str, list[str]]]:
+    """The words (first column) and tags (last column) of each sentence. Columns end at tabs, or at spaces without."""
+    data = Path(path).read_bytes()
+    if b"\0" in data or (b"\r" in data and b"\n" not in data):
+        raise ValueError(f"{path} has NUL bytes (UTF-16?), or lines end in carriage returns. Save it as UTF-8 text.")
+    blocks: list[list[list[str]]] = [[]]
+    width = 0
+    for number, line in enumerate(data.decode("utf-8-sig").split("\n"), 1):
+        line = line.rstrip("\r")
+        if not line.strip(" \t") or line.startswith("-DOCSTART-"):
+            blocks.append([])
+            continue
+        fields = [cell.strip(" ") for cell in line.split("\t")] if "\t" in line else [*filter(None, line.split(" "))]
+        width = width or max(len(fields), 2)
+        if len(fields) != width or not (fields[0] and fields[-1]):
+            raise ValueError(f"{path}, line {number} has no {width} columns, a word first and its tag last: {line!r}")
+        blocks[-1].append(fields)
+    rows = [[*zip(*block, strict=True)] for block in blocks if block]
+    if are_no_words([words for words, *_ in rows if len(words) > 1]):
+        raise ValueError(f"{path}: the first column has no words. Remove it. The columns begin with {rows[0]!s:.200}.")
+    return [{"tokens": [*words], "tags": [*tags]} for words, *_, tags in rows]
+
+
+def are_no_words(columns: list[tuple[str, ...]]) -> bool:
+    """Whether the column counts the words of each sentence, or repeats a name."""
+    are_counted = [[*column] in [[*map(str, range(n, n + len(column)))] for n in (0, 1)] for column in columns]
+    are_one_name = [len({*column}) == 1 for column in columns]
+    return bool(columns) and (all(are_counted) or all(are_one_name))
 
 
 def read_data(arguments: StockArguments) -> DatasetDict:
@@ -52,7 +72,7 @@ def read_data(arguments: StockArguments) -> DatasetDict:
         files = {"train": arguments.train_file, "validation": arguments.validation_file}
         if None in files.values():
             raise ValueError("Pass --train_file FILE and --validation_file FILE, or --dataset NAME.")
-        return DatasetDict({split: Dataset.from_list([*sentences(str(path))]) for split, path in files.items()})
+        return DatasetDict({split: Dataset.from_list(sentences(str(path))) for split, path in files.items()})
     data = load_dataset(arguments.dataset)
     names = data["train"].features["ner_tags"].feature.names
     return data.map(lambda row: {"tags": [names[number] for number in row["ner_tags"]]})

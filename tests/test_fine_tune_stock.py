@@ -43,6 +43,33 @@ def test_lines_between_sentences_may_have_spaces(tmp_path):
     assert rows == [{"tokens": ["EU", "rejects"], "tags": ["B-ORG", "O"]}, {"tokens": ["Peter"], "tags": ["B-PER"]}]
 
 
+@pytest.mark.parametrize("word", ["New York", "10\u00a0000", "\u00a0", "foo\u0085bar", "foo\u2028bar", "foo\rbar"])
+def test_lines_end_at_line_feeds_and_columns_at_tabs(word, tmp_path):
+    (tmp_path / "a.conll").write_bytes(f"{word}\tX\tO\r\nAna\tX\tB-PER\r\n\r\n-DOCSTART-\n\nis X O\n".encode())
+    expected = [{"tokens": [word, "Ana"], "tags": ["O", "B-PER"]}, {"tokens": ["is"], "tags": ["O"]}]
+    assert list(fine_tune_stock.sentences(str(tmp_path / "a.conll"))) == expected
+
+
+@pytest.mark.parametrize(
+    ("content", "shown"),
+    [
+        (b"EU B-ORG\nNew York O\n", "line 2 has no 2 columns, a word first and its tag last: 'New York O'"),
+        (b"EU\n", "line 1 has no 2 columns, .*'EU'"),
+        (b"\tO\n", r"line 1 has no 2 columns, .*'\\tO'"),
+        (b"EU\tB-ORG\rsays\tO\r", "lines end in carriage returns. Save it as UTF-8 text"),
+        ("EU\tB-ORG\nsays\tO\n".encode("utf-16"), "NUL bytes .UTF-16"),
+        (b"EU\tB-ORG\nsa\0ys\tO\n", "NUL bytes"),
+        (b"1 EU B\n2 says O\n\n1 It O\n", r"no words. Remove it. The columns begin with .*'1', '2'.*'EU', 'says'"),
+        (b"0 EU B\n1 says O\n\n0 It O\n1 is O\n", r"no words.*'0', '1'"),
+        (b"a1 EU B\na1 says O\n\na2 It O\na2 is O\n", r"no words.*'a1', 'a1'"),
+    ],
+)
+def test_files_that_are_refused(content, shown, tmp_path):
+    (tmp_path / "a.conll").write_bytes(content)
+    with pytest.raises(ValueError, match=f"a.conll.*{shown}"):
+        fine_tune_stock.sentences(str(tmp_path / "a.conll"))
+
+
 def test_a_tag_without_training_data_is_refused(tmp_path):
     bilm(tmp_path / "bilm")
     files = capitals(tmp_path)
