@@ -56,6 +56,7 @@ class ELMoPreTrainedModel(PreTrainedModel):
         config.validate_words()
         config.validate_layers()
         super().__init__(config, *args, **kwargs)
+        self.warnings_given: set[str] = set()  # by `warn_once`
         if not config.char_vocab_size:
             self.main_input_name = "input_ids"
 

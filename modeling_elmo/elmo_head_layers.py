@@ -46,6 +46,7 @@ IMPOSSIBLE = -1e6  # a log-probability that is lower, such as minus infinity, co
 NEGLIGIBLE = -80.0  # its exponential does not change a sum of 1, but is still a normal float32
 UNKNOWN = -100  # the label of positions without a label, as in all of transformers
 FEW_PAIRS = 2**14  # of tokens: below, padding costs less than a further group
+SHOWN_TAGS = 3  # in a message about tags that are not BIO
 LEAST_LOG_PROBABILITY = -1e4  # probability 0, also in half precision; a loss with it is still a usable number
 
 
@@ -695,6 +696,19 @@ def check_bio(names: tuple[str, ...]):
             f"The label {wrong[0]!r} is not BIO. Name labels 'O', 'B-X', or 'I-X' with a 'B-X': "
             'id2label={0: "O", 1: "B-ARG0", 2: "I-ARG0"}.'
         )
+
+
+def tags_that_are_not_bio(tags: Iterable[str]) -> str:
+    """The tags that are not BIO, for a message, or "" if none marks entities in another way.
+
+    They do if one of the tags, as `B-PER`, or all of them, as `B_PER` and `3`, mark entities.
+    """
+    tags = [*tags]
+    is_one = any(re.fullmatch("[BIESLUM]-.+", tag, re.DOTALL) for tag in tags)
+    are_all = all(re.fullmatch(r"O|\d+|[BIESLUM]([\W_].+)?", tag, re.DOTALL) for tag in tags)
+    others = [repr(tag) for tag in tags if (is_one or are_all) and not re.fullmatch("O|[BI]-.+", tag, re.DOTALL)]
+    more = f" and {len(others) - SHOWN_TAGS} more" if len(others) > SHOWN_TAGS else ""
+    return ", ".join(others[:SHOWN_TAGS]) + more
 
 
 def _log_sum(scores: Tensor, dim: int) -> Tensor:

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from functools import wraps
 from inspect import signature
 from traceback import walk_stack
+from types import FrameType
 from typing import Any, NamedTuple
 
 import torch
@@ -301,12 +302,43 @@ def _warn_of_label_names(given: list[str]):
 
     It looks for all arguments with "label" in their name. Only its local variable tells that it misses one.
     """
-    steps = (frame for frame, _ in walk_stack(None) if frame.f_code.co_name == "prediction_step")
-    if any(frame.f_locals.get("has_labels") is False for frame in steps):
-        logger.warning_once(
+    step = _caller("prediction_step")
+    if step is not None and step.f_locals.get("has_labels") is False:
+        warn_once(
+            step.f_locals["self"],
             "Trainer does not find the labels of this data, so that its evaluation has no `eval_loss` and no metrics. "
-            f"Pass label_names={given} to TrainingArguments."
+            f"Pass label_names={given} to TrainingArguments.",
         )
+
+
+@torch.compiler.disable  # as above
+def option_that_takes_labels() -> str | None:
+    """The option for which Trainer takes the labels of this batch away, to compute a loss from `logits` itself.
+
+    Trainers of other packages have methods of this name, and losses on purpose.
+    """
+    call = _caller("compute_loss")
+    if call is None or call.f_globals.get("__name__") != "transformers.trainer" or call.f_locals.get("labels") is None:
+        return None
+    return "label_smoothing_factor" if call.f_locals["self"].compute_loss_func is None else "compute_loss_func"
+
+
+def _caller(name: str) -> FrameType | None:
+    """The nearest running call of a function with this name, which calls the model."""
+    return next((frame for frame, _ in walk_stack(None) if frame.f_code.co_name == name), None)
+
+
+@torch.compiler.disable  # it remembers
+def warn_once(subject: Any, message: str):
+    """Gives a warning once for a model or a Trainer. `logger.warning_once` gives it once for all of a process.
+
+    The subject keeps its messages. A model has a set of them from the beginning, which the replicas of
+    `nn.DataParallel` share.
+    """
+    messages = vars(subject).setdefault("warnings_given", set())
+    if message not in messages:
+        messages.add(message)
+        logger.warning(message)
 
 
 def check_shape(name: str, tensor: Tensor, expected: tuple):

@@ -10,13 +10,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 from transformers.modeling_outputs import CausalLMOutput
-from transformers.utils import logging
 
-from .elmo_inputs import on_host, pad, returns_output, starting_states
+from .elmo_inputs import on_host, option_that_takes_labels, pad, returns_output, starting_states, warn_once
 from .elmo_softmax import CHUNK_LOGITS
 from .modeling_elmo import ELMoForPreTraining, shifted_targets
-
-logger = logging.get_logger(__name__)
 
 
 class ELMoForCausalLM(ELMoForPreTraining):
@@ -75,11 +72,7 @@ class ELMoForCausalLM(ELMoForPreTraining):
             predictions = [(outputs[-1], shifted_targets(labels, 0, batch, self.config))]
             loss, _ = self._losses(predictions, num_items_in_batch, candidates=None)
         elif self.training and torch.is_grad_enabled():
-            logger.warning_once(
-                "ELMoForCausalLM receives no `labels` in training. Trainer takes them away for its "
-                "`label_smoothing_factor`, and does not shift them, so that the model would learn to repeat words; "
-                "leave it out. A loss of your own must shift the labels, because `logits` are of the next word."
-            )
+            self._warn_without_labels()
         if labels is None or not self.training:
             first = max(0, batch.mask_BT.shape[1] - logits_to_keep) if logits_to_keep else 0
             top_NP = F.dropout(outputs[-1], self.config.dropout, self.training)
@@ -90,6 +83,15 @@ class ELMoForCausalLM(ELMoForPreTraining):
         layers = [batch.words_UP[batch.index_N], *outputs] if show else []
         hidden_states = tuple(pad(layer_NP, batch.mask_BT) for layer_NP in layers) or None
         return CausalLMOutput(loss=loss, logits=logits, hidden_states=hidden_states)
+
+    def _warn_without_labels(self):
+        reason = "A loss of your own must shift the labels, because `logits` are of the next word."
+        if option_that_takes_labels() == "label_smoothing_factor":
+            reason = (
+                "Trainer takes them away for its `label_smoothing_factor`, and does not shift them, so that the model "
+                "would learn to repeat words; leave this option out."
+            )
+        warn_once(self, f"ELMoForCausalLM receives no `labels` in training. {reason}")
 
     def generate(self, *_: Any, **__: Any):
         raise NotImplementedError("ELMo does not generate text; `predict_words` gives the likely words at a position.")

@@ -226,7 +226,7 @@ def test_data_sets(model_dir, loaded, tmp_path, options):
 
 # Proteins: SeqVec's format and use
 
-SEQUENCES = {each.name: each.text for each in fasta_records(PROTEINS)}
+SEQUENCES = {each.name: each.text for _, each in fasta_records(PROTEINS)}
 
 
 @pytest.mark.parametrize("batch_tokens", [1, 300])  # sequences alone, in two batches
@@ -492,9 +492,10 @@ def test_processes_that_do_not_fit_together(tmp_path):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({}, "--input FILE or --dataset NAME"),
-        ({"input": "c.json.gz"}, "c.json.gz: unknown suffix '.json'; .* .txt, .jsonl.*.conllu, .fasta, .*.gz or .zst"),
-        ({"input": "c.docx"}, "c.docx: unknown suffix '.docx'"),
+        ({}, "--input FILE ... or --dataset NAME"),
+        ({"input": "c.json.gz"}, "c.json.gz: text is read from .txt, and from .jsonl with a record per line"),
+        ({"input": "c.docx"}, "c.docx: unknown suffix '.docx'; .* .txt, .jsonl.*.conllu, .fasta, .*.gz or .zst"),
+        ({"input": "absent.txt"}, "absent.txt: no file found"),
         ({"input": "p.fasta", "raw_text": True}, "p.fasta has sequences.*--raw_text"),
         ({"input": "c.txt", "raw_text": True, "unit": "character"}, "--raw_text .* --unit character"),
         ({"input": "c.txt", "output": "v.npz"}, "v.npz: unknown suffix '.npz'; .* .hdf5, .h5, .parquet"),
@@ -508,6 +509,7 @@ def test_mistakes(model_dir, tmp_path, monkeypatch, options, message):
     write_lines(Path("c.txt"), LINES)
     Path("c.hdf5").touch()
     Path("c.docx").touch()
+    Path("c.json.gz").touch()
     Path("empty.txt").touch()
     write_lines(Path("p.fasta"), [">a", "M"])
     write_lines(Path("number.jsonl"), ['{"text": ["a", 1]}'])
@@ -523,10 +525,15 @@ def test_an_untrained_mix_is_told(tmp_path, corpus, caplog):
     assert "was never trained: the vectors are the average of the layers" in caplog.text
 
 
-def test_a_mix_that_normalizes_over_the_batch_gets_lines_alone(tmp_path, corpus):
+def test_a_mix_that_normalizes_over_the_batch_gets_lines_alone(tmp_path, corpus, caplog):
     torch.manual_seed(0)
     model = ELMoModel(tiny(scalar_mix_layer_norm="allennlp")).eval()
-    found = read(run(save_model(tmp_path / "m", model), tmp_path / "v.hdf5", input=corpus, layers="mixed"))
+    folder = save_model(tmp_path / "m", model)
+    for number in range(2):  # two models, each with several batches
+        caplog.clear()
+        options = {"layers": "mixed", "batch_tokens": 8}
+        found = read(run(folder, tmp_path / f"{number}.hdf5", input=corpus, **options))
+        assert ["so each line is one" in message for message in caplog.messages].count(True) == 1
     tokenizer = ELMoTokenizer()
     with torch.no_grad():
         one = model(**tokenizer([LINES[0].split()], is_split_into_words=True, return_tensors="pt")).elmo_embeddings

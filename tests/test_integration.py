@@ -23,6 +23,7 @@ from transformers import (
 
 from modeling_elmo import (
     ELMoConfig,
+    ELMoForCausalLM,
     ELMoForCoreferenceResolution,
     ELMoForPreTraining,
     ELMoForQuestionAnswering,
@@ -250,6 +251,54 @@ def test_labels_that_trainer_does_not_find_are_told(model_class, targets, tmp_pa
     assert len(named.predictions) == len(found.predictions)  # without losses
     evaluate({name: tensor for name, tensor in row.items() if name not in targets})
     assert not warnings_of_transformers.messages
+    evaluate(row)
+    assert warnings_of_transformers.messages == [message]  # of each Trainer
+
+
+class LossOfAnotherTrainer(Trainer):
+    """As those of sentence-transformers, which takes the labels away on purpose."""
+
+    def compute_loss(self, model, inputs, **_):
+        labels = inputs.pop("labels")
+        return model(**inputs).logits.flatten()[: labels.numel()].square().sum()
+
+
+@pytest.mark.parametrize(
+    ("model_class", "options", "lost"),
+    [
+        (ELMoForTokenClassification, {}, "the CRF is not trained"),
+        (ELMoForSequenceClassification, {"num_labels": 1}, "its own loss is not trained"),
+        (ELMoForCausalLM, {}, "receives no `labels` in training"),
+    ],
+)
+def test_an_option_for_which_trainer_takes_labels_is_named(
+    model_class, options, lost, tmp_path, warnings_of_transformers
+):
+    """No option that was not passed is named, and nothing is told of a single score with another loss."""
+    row = {"input_ids": torch.tensor([1, 3, 4, 2]), "character_ids": torch.full((4, 50), 5)}
+    row["labels"] = torch.tensor(0) if "num_labels" in options else torch.tensor([-100, 1, 1, -100])
+
+    def train(trainer_class=Trainer, smoothing=0.0, **more):
+        warnings_of_transformers.clear()
+        model = model_class(ELMoConfig.from_preset("tiny", vocab_size=8, **options))
+        usual = {"max_steps": 2, "use_cpu": True, "report_to": "none", "disable_tqdm": True, "save_strategy": "no"}
+        arguments = TrainingArguments(tmp_path, label_smoothing_factor=smoothing, **usual)
+        trainer_class(model, arguments, train_dataset=[row] * 2, **more).train()
+        return [message for message in warnings_of_transformers.messages if "receives no `labels`" in message]
+
+    def own_loss(outputs, labels, **_):
+        return outputs.logits.square().sum()
+
+    for _ in range(2):  # two models
+        (message,) = train(smoothing=0.1)
+        assert lost in message and "label_smoothing_factor" in message and "compute_loss_func" not in message
+    (message,) = train(compute_loss_func=own_loss)
+    assert lost in message and "label_smoothing_factor" not in message
+    assert ("compute_loss_func" in message) == (model_class is not ELMoForCausalLM)
+    messages = train(LossOfAnotherTrainer)
+    assert len(messages) == (model_class is not ELMoForSequenceClassification)
+    assert not any("label_smoothing_factor" in each or "compute_loss_func" in each for each in messages)
+    assert not train()
 
 
 def test_label_smoothing_of_a_language_model_is_refused(tmp_path):
@@ -257,8 +306,11 @@ def test_label_smoothing_of_a_language_model_is_refused(tmp_path):
     row = {"input_ids": torch.tensor([1, 3, 4, 2]), "character_ids": torch.full((4, 50), 5)}
     options = {"label_smoothing_factor": 0.1, "max_steps": 1, "use_cpu": True, "report_to": "none"}
     rows = [{**row, "labels": row["input_ids"]}] * 2
+    model = ELMoForPreTraining(config)
     with pytest.raises(KeyError, match="no `logits`, which Trainer's `label_smoothing_factor` reads; leave it out"):
-        Trainer(ELMoForPreTraining(config), TrainingArguments(tmp_path, **options), train_dataset=rows).train()
+        Trainer(model, TrainingArguments(tmp_path, **options), train_dataset=rows).train()
+    with pytest.raises(KeyError, match="has losses and no `logits`; call `score` or `predict_words`"):
+        model(**{name: tensor[None] for name, tensor in row.items()})["logits"]
 
 
 @every_model

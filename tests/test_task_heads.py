@@ -245,22 +245,62 @@ def test_vectors_may_be_replaced(cls, options, is_baseline):
         (ELMoForTokenClassification, {}, "CRF"),
         (ELMoForTokenClassification, {"head": "linear", "scalar_mix_l2": 0.1}, "scalar_mix_l2"),
         (ELMoForTokenClassification, {"head": "linear"}, None),
-        (ELMoForSequenceClassification, {"problem_type": "multi_label_classification"}, "its own loss"),
+        (ELMoForSequenceClassification, {"problem_type": "multi_label_classification"}, None),
+        (ELMoForSequenceClassification, {"num_labels": 1}, None),
+        (ELMoForSequenceClassification, {"num_labels": 1, "scalar_mix_l2": 0.1}, "scalar_mix_l2"),
         (ELMoForSemanticRoleLabeling, {}, "roles"),
     ],
 )
-def test_training_without_labels_is_told(cls, options, lost, warnings_of_transformers):
-    """Trainer takes the labels away for `label_smoothing_factor`, and does not say so."""
-    model = make_model(cls, **options)
-    batch = batch_of(model)
-    with torch.no_grad():
-        model.train()(**batch)
-    model.eval()(**batch)
-    assert not warnings_of_transformers.messages
-    for _ in range(2):
-        model.train()(**batch)
-    assert len(warnings_of_transformers.messages) == bool(lost)
-    assert all(lost in each and "label_smoothing_factor" in each for each in warnings_of_transformers.messages)
+def test_training_without_labels_is_told_once_per_model(cls, options, lost, warnings_of_transformers):
+    """If only its own loss trains a part of the model: without Trainer, another loss of `logits` may be meant."""
+    for number in range(2):
+        model = make_model(cls, **options)
+        batch = batch_of(model)
+        with torch.no_grad():
+            model.train()(**batch)
+        model.eval()(**batch)
+        assert len(warnings_of_transformers.messages) == number * bool(lost)
+        for _ in range(2):
+            model.train()(**batch)
+        assert len(warnings_of_transformers.messages) == (number + 1) * bool(lost)
+    for message in warnings_of_transformers.messages:
+        assert lost in message and "Trainer" not in message
+        assert "Pass them, unless you mean to train with another loss of `logits`." in message
+
+
+def test_replicas_tell_what_their_model_tells(warnings_of_transformers):
+    """`nn.DataParallel` makes new ones in every step."""
+    model = make_model(ELMoForTokenClassification).train()
+    for replica in (model._replicate_for_data_parallel(), model._replicate_for_data_parallel()):
+        replica._warn_without_labels("the CRF")
+    assert len(warnings_of_transformers.messages) == 1
+
+
+BILOU, BMES = ["O", "B-X", "I-X", "L-X", "U-X"], ["O", "B-X", "M-X", "E-X", "S-X"]
+
+
+@pytest.mark.parametrize(
+    ("labels", "told"),
+    [
+        (NAMES, None),
+        (["LABEL_0", "LABEL_1"], None),
+        (["NOUN", "VERB", "X"], None),
+        (BILOU, "The labels 'L-X', 'U-X' are not BIO tags"),
+        ([*BMES, "M-Y"], "The labels 'M-X', 'E-X', 'S-X' and 1 more are not BIO tags"),
+    ],
+)
+def test_labels_that_the_pipeline_does_not_group_are_told_once_per_model(
+    labels, told, tmp_path, warnings_of_transformers
+):
+    for number in range(2):
+        model = make_model(ELMoForTokenClassification, id2label=dict(enumerate(labels)))
+        assert len(warnings_of_transformers.messages) == number * bool(told)
+        for _ in range(2):
+            model.save_pretrained(tmp_path)
+    messages = warnings_of_transformers.messages
+    assert len(messages) == 2 * bool(told) and all(told in message for message in messages)
+    ELMoForTokenClassification.from_pretrained(tmp_path)
+    assert len(messages) == 2 * bool(told)
 
 
 @every_head_on_elmo

@@ -594,6 +594,10 @@ def test_decomposed_words_are_told_once(warnings_of_transformers, options):
     [record] = warnings_of_transformers.records
     assert "not in Unicode's form NFC" in record.message
     assert 'pass unicodedata.normalize("NFC", text)' in record.message
+    used, new = Hasher.hash(tokenizer), ELMoTokenizer(vocab=[*VOCABULARY, "re\u0301"])
+    assert Hasher.hash(new) == used  # a warning that was given is no part of it
+    new("e\u0301")
+    assert len(warnings_of_transformers.records) == 2
 
 
 # Saving and loading

@@ -18,7 +18,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from transformers.modeling_outputs import QuestionAnsweringModelOutput, SequenceClassifierOutput
-from transformers.utils import ModelOutput, logging
+from transformers.utils import ModelOutput
 
 from .configuration_elmo import ELMoConfig
 from .elmo_backends import is_exporting
@@ -32,6 +32,7 @@ from .elmo_head_layers import (
     VariationalDropout,
     bio_constraints,
     rows_as_texts,
+    tags_that_are_not_bio,
 )
 from .elmo_head_networks import BiattentiveClassifier, ESIMClassifier, SpanReader
 from .elmo_inputs import (
@@ -39,19 +40,19 @@ from .elmo_inputs import (
     check_ids,
     check_range,
     check_shape,
+    option_that_takes_labels,
     pad,
     returns_output,
     to_device,
     token_mask,
     unpad,
+    warn_once,
     word_mask,
 )
 from .modeling_elmo import ELMoModel, ELMoPreTrainedModel, ScalarMix
 
 if TYPE_CHECKING:  # saved with every head, because `custom_pipelines` names it
     from .pipeline_elmo import ELMoQuestionAnsweringPipeline  # noqa: F401
-
-logger = logging.get_logger(__name__)
 
 LONGEST_ROW = 2**14  # tokens; to compare two such texts takes 1 GB
 
@@ -327,14 +328,22 @@ class ELMoTaskModel(ELMoPreTrainedModel):
                 raise ValueError("This head has word vectors: pass `input_ids` with `character_ids`.")
             check_range("input_ids", input_ids, self.config.vocab_size)
 
-    def _warn_without_labels(self, loss: str | None):
-        """Warns in training: Trainer may have taken the labels, and computes a loss of its own from `logits`."""
-        lost = loss or ("the penalty of `scalar_mix_l2`" if self.config.scalar_mix_l2 else None)
-        if lost and self.training and torch.is_grad_enabled():
-            logger.warning_once(
-                f"{type(self).__name__} receives no `labels` in training, so that {lost} is not trained. Trainer takes "
-                "them away for its `label_smoothing_factor` or `compute_loss_func`; leave these options out."
-            )
+    def _warn_without_labels(self, part: str | None, loss: str | None = None):
+        """Warns in training that another loss is computed from `logits`.
+
+        Args:
+            part: what only the model's own loss trains.
+            loss: the model's own loss, if Trainer's label smoothing is wrong in its place.
+        """
+        if not self.training or not torch.is_grad_enabled():
+            return
+        option = option_that_takes_labels()
+        part = part or ("the penalty of `scalar_mix_l2`" if self.config.scalar_mix_l2 else None)
+        lost = part if option is None else part or loss
+        advice = "Pass them" if option is None else f"Trainer takes them away for its `{option}`; leave it out"
+        if lost:
+            message = f"{type(self).__name__} receives no `labels` in training, so that {lost} is not trained. {advice}"
+            warn_once(self, f"{message}, unless you mean to train with another loss of `logits`.")
 
     def _requested(self, inputs: TaskInputs, output_hidden_states: bool | None) -> tuple[Tensor, ...] | None:
         show = self.config.output_hidden_states if output_hidden_states is None else output_hidden_states
@@ -369,6 +378,16 @@ class ELMoForTokenClassification(ELMoTaskModel):
             size = self.encoder.output_size + self.output_elmo_size
         self.classifier = nn.Linear(size, config.num_labels)
         self.post_init()
+
+    def save_pretrained(self, *args, **kwargs):
+        """As in `ELMoPreTrainedModel`, with a warning if transformers' pipeline cannot group the labels."""
+        if others := tags_that_are_not_bio(map(str, self.config.id2label.values())):
+            warn_once(
+                self,
+                f"The labels {others} are not BIO tags (B-PER, I-PER), and transformers' pipeline groups the words of "
+                "BIO entities only: others are returned in pieces. Train with BIO tags, or group the words yourself.",
+            )
+        super().save_pretrained(*args, **kwargs)
 
     @reads_batch
     def forward(
@@ -497,7 +516,7 @@ class ELMoForSequenceClassification(ELMoTaskModel):
             logits = self.classifier(inputs.tokens_ND, texts, batch, inputs.output_NE)
         if labels is None:
             is_single = self.config.problem_type in (None, "single_label_classification") and self.num_labels > 1
-            self._warn_without_labels(None if is_single else "its own loss")
+            self._warn_without_labels(None, None if is_single else "its own loss")
         return SequenceClassifierOutput(
             loss=None if labels is None else self._loss(logits, labels),
             logits=logits,

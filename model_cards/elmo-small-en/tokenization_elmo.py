@@ -18,6 +18,7 @@ from numbers import Integral
 from os import PathLike
 from pathlib import Path
 from types import NoneType
+from weakref import WeakSet
 
 import numpy as np
 from tokenizers import AddedToken, Encoding, Tokenizer, models, processors
@@ -66,6 +67,9 @@ NOT_NFC = (
     "The text has unknown words that are not in Unicode's form NFC, such as Korean syllables or accented letters in "
     'parts. Models that were trained on NFC do not know them; pass unicodedata.normalize("NFC", text).'
 )
+# Tokenizers that gave this warning. Not an attribute, because the hash of a tokenizer in `datasets` must not depend on
+# earlier calls.
+TOLD_OF_FORM: WeakSet = WeakSet()
 # Usual options of other tokenizers with the only value that this one respects.
 FOREIGN_SETTINGS = {
     **dict.fromkeys(("do_lower_case", "do_lowercase", "do_lower", "lowercase", "lower_case", "lower"), False),
@@ -256,8 +260,13 @@ class ELMoTokenizer(TokenizersBackend):
         if index is None and self.lowercase_unknown:
             index = self._tokenizer.token_to_id(self.disguised(word.lower()))
         if index is None and not unicodedata.is_normalized("NFC", word):
-            logger.warning_once(NOT_NFC)
+            self._warn_of_form()
         return UNK_ID if index is None else index
+
+    def _warn_of_form(self) -> None:
+        if self not in TOLD_OF_FORM:
+            TOLD_OF_FORM.add(self)
+            logger.warning(NOT_NFC)
 
     def disguised(self, text: str) -> str:
         """The text with special words replaced, at equal length: the backend would turn them into markers."""

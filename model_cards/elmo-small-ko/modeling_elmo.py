@@ -28,6 +28,7 @@ from .elmo_inputs import (
     check_ids,
     join_states,
     on_host,
+    option_that_takes_labels,
     pack,
     returns_output,
     starting_states,
@@ -98,9 +99,10 @@ class ELMoForPreTrainingOutput(StatesOutput):
 
     def __getitem__(self, key):
         if key == "logits":
-            raise KeyError(
-                "The output has losses and no `logits`, which Trainer's `label_smoothing_factor` reads; leave it out."
-            )
+            option = option_that_takes_labels()
+            reader = "" if option is None else f", which Trainer's `{option}` reads"
+            advice = "call `score` or `predict_words`" if option is None else "leave it out"
+            raise KeyError(f"The output has losses and no `logits`{reader}; {advice}.")
         return super().__getitem__(key)
 
 

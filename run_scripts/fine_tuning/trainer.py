@@ -87,12 +87,15 @@ class TaskTrainingArguments(TrainingArguments):
         ignored = [name for name, value in fixed.items() if getattr(self, name) not in (value, None)]
         for name in ignored:
             setattr(self, name, fixed[name])
-        if self.adadelta and self.optim != TrainingArguments.__dataclass_fields__["optim"].default:
+        default_optim = TrainingArguments.__dataclass_fields__["optim"].default
+        if self.adadelta and self.optim != default_optim:
+            self.optim = default_optim
             ignored.append("optim (pass --no_adadelta too)")
         if self.warmup_steps and self.lr_scheduler_type == "constant":
+            self.warmup_steps = 0
             ignored.append("warmup_steps (pass --lr_scheduler_type constant_with_warmup too)")
-        for name in ignored:
-            logger.warning_once(f"Ignored, because the task or another option decides it: --{name}.")
+        for name in ignored:  # not again by the copies of these arguments, which have the values that count
+            logger.warning(f"Ignored, because the task or another option decides it: --{name}.")
         if not has_accelerator():
             self.use_cpu = True
         if self.tf32 is None and not self.use_cpu and is_torch_tf32_available():
@@ -125,7 +128,7 @@ class TaskTrainingArguments(TrainingArguments):
         The copy holds no Hub token, because Trainer saves its arguments in a file. Our own publishing uploads models.
         """
         if self.metric_for_best_model not in (None, metric):
-            logger.warning_once(f"Ignored, because the metric is {metric}: --metric_for_best_model.")
+            logger.warning(f"Ignored, because the metric is {metric}: --metric_for_best_model.")
         options: dict[str, Any] = {"push_to_hub": False, "hub_token": None, **self.trainer_options}
         options |= {"metric_for_best_model": metric, "greater_is_better": True}
         if not has_validation:

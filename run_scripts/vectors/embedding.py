@@ -9,16 +9,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 from transformers import AutoModel, AutoTokenizer
-from transformers.utils import logging
 
 import modeling_elmo  # noqa: F401 (registers ELMo with the Auto classes)
+from modeling_elmo.elmo_inputs import warn_once
 from modeling_elmo.run_scripts.program.files import check_model, load_pretrained
 from modeling_elmo.run_scripts.program.processes import local_device
 from modeling_elmo.run_scripts.vectors.lines import InputLine, group_by_tokens, length_sorted_batches, to_line
 from modeling_elmo.run_scripts.vectors.outputs import VectorBlock
 from modeling_elmo.tokenization.elmo_characters import checked_sentences
-
-logger = logging.get_logger(__name__)
 
 BATCHES_PER_BLOCK = 4  # sorted by length together; more need more memory, and an interruption loses more
 
@@ -106,7 +104,7 @@ def reproducible_batch_tokens(model, batch_tokens: int) -> int:
         raise ValueError("This model has no mix of its layers; pass other layers: 'all', 'top', 'average' or 'sum'.")
     if mix.layer_norm not in ("allennlp", "bilm"):
         return batch_tokens
-    logger.warning_once("`scalar_mix_layer_norm` of this model is over a batch, so each line is one: this is slow.")
+    warn_once(model, "`scalar_mix_layer_norm` of this model is over a batch, so each line is one: this is slow.")
     return 1
 
 

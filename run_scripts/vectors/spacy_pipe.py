@@ -13,14 +13,12 @@ from spacy.tokens import Doc, Span, Token
 from thinc.api import ArgsKwargs, Dropout, Model, PyTorchWrapper_v3, chain, to_numpy, torch2xp, xp2torch
 from thinc.util import get_torch_default_device
 from torch import Tensor, nn
-from transformers.utils import logging
 
+from modeling_elmo.elmo_inputs import warn_once
 from modeling_elmo.run_scripts.program.processes import use_one_thread_if_forked
 from modeling_elmo.run_scripts.vectors.embedding import load_model_and_tokenizer, reproducible_batch_tokens
 from modeling_elmo.run_scripts.vectors.lines import NUM_MARKERS, length_sorted_batches
 from modeling_elmo.run_scripts.vectors.neighbors import normalize
-
-logger = logging.get_logger(__name__)
 
 
 class ELMoPipe(Tok2Vec):
@@ -81,7 +79,7 @@ class DocumentEncoder(nn.Module):
             total += len(doc)
         if (longest := max((len(words) for _, words in sentences), default=0)) > self.batch_tokens:
             longer = f"A sentence has {longest:,} words, more than batch_tokens ({self.batch_tokens:,})"
-            logger.warning_once(f'{longer}. To split documents: nlp.add_pipe("sentencizer", first=True).')
+            warn_once(self, f'{longer}. To split documents: nlp.add_pipe("sentencizer", first=True).')
         gamma = self.bilm.scalar_mix.gamma
         zeros = gamma.new_zeros(total, self.width)
         vectors, positions = [gamma * zeros[:0]], []  # a batch without words has a gradient, too

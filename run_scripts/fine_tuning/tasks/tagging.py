@@ -3,7 +3,6 @@
 A row of the data has the `tokens` of a sentence and their `tags`, lists of strings of equal length.
 """
 
-import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
@@ -15,6 +14,7 @@ from transformers import DataCollatorForTokenClassification
 from transformers.utils import logging
 
 from modeling_elmo import ELMoForTokenClassification, ELMoTokenizer
+from modeling_elmo.elmo_head_layers import tags_that_are_not_bio
 from modeling_elmo.run_scripts.fine_tuning.data import (
     DataArguments,
     Source,
@@ -24,7 +24,7 @@ from modeling_elmo.run_scripts.fine_tuning.data import (
     sentence_of,
     split_sources,
 )
-from modeling_elmo.run_scripts.fine_tuning.metrics import ENTITY_TAG, marks_entities, tagging_scores
+from modeling_elmo.run_scripts.fine_tuning.metrics import marks_entities, tagging_scores
 from modeling_elmo.run_scripts.fine_tuning.task import NO_LABEL, Batch, Record, SplitOutput, Task, label_config
 from modeling_elmo.run_scripts.program.command_line import option
 from modeling_elmo.run_scripts.program.data_files import (
@@ -40,7 +40,6 @@ logger = logging.get_logger(__name__)
 TAG_COLUMNS = (DEFAULT_TAGS, "ner_tags", "pos_tags", "upos", "labels")
 TAGGING_FEATURES = Features(tokens=[Value("string")], tags=[Value("string")])
 SCHEME_LETTERS = {"iob1": "BI", "iobes": "BIESLUM"}  # BILOU has L and U for E and S, BMES has M for I
-SHOWN_TAGS = 3  # in the warning about tags that are not BIO
 
 
 @dataclass(kw_only=True)
@@ -100,12 +99,11 @@ class Tagging(Task):
         self.name, self.metric = ("ner", "f1") if self.has_entities else ("tagging", "accuracy")
         self.config = label_config(self.labels)
         if others := tags_that_are_not_bio(self.labels):
-            more = f" and {len(others) - SHOWN_TAGS} more" if len(others) > SHOWN_TAGS else ""
             scored = "" if self.has_entities else ", and all tags are scored by accuracy"
             logger.warning(
-                f"{self.arguments.train_file or 'The training data'}: {', '.join(map(repr, others[:SHOWN_TAGS]))}{more}"
-                " are not BIO tags (B-PER, I-PER), and transformers' pipeline groups the words of BIO entities only"
-                f"{scored}. Pass --tag_scheme iobes for tags such as E-PER, rename others, or remove a header line."
+                f"{self.arguments.train_file or 'The training data'}: {others} are not BIO tags (B-PER, I-PER), and "
+                f"transformers' pipeline groups the words of BIO entities only{scored}. Pass --tag_scheme iobes for "
+                "tags such as E-PER, rename others, or remove a header line."
             )
 
     def words(self, split: Dataset, tokenizer: ELMoTokenizer) -> Iterable[list[str]]:
@@ -136,13 +134,6 @@ class Tagging(Task):
 
     def _tags(self, numbers: np.ndarray) -> list[str]:
         return [self.labels[number] for number in numbers]
-
-
-def tags_that_are_not_bio(tags: list[str]) -> list[str]:
-    """The tags that are not BIO, if one of the tags, as `B-PER`, or all of them, as `B_PER` and `3`, mark entities."""
-    is_one = any(ENTITY_TAG.fullmatch(tag) and "-" in tag for tag in tags)
-    are_all = all(re.fullmatch(r"O|\d+|[BIESLUM]([\W_].+)?", tag, re.DOTALL) for tag in tags)
-    return [tag for tag in tags if (is_one or are_all) and not re.fullmatch("O|[BI]-.+", tag, re.DOTALL)]
 
 
 def _tagged_split(source: Source, split: str, arguments: TaggingDataArguments) -> Dataset:
