@@ -29,7 +29,9 @@ from modeling_elmo.tokenization.elmo_pretokenization import TextSplitter
 @dataclass(kw_only=True)
 class VocabularyArguments(TrainTextArguments):
     output: str = option(..., "Vocabulary file to write.")
-    pre_tokenization: Literal["whitespace", "moses", "treebank"] = option("moses", "Rules that split raw text.")
+    pre_tokenization: Literal["whitespace", "moses", "treebank"] = option(
+        "moses", "Rules by which the tokenizer splits raw text."
+    )
     vocabulary_size: int | None = option(None, "Number of words to keep, with four special words. Default: all.")
     min_frequency: int = option(1, "Minimum count of a word.")
     alphabet: Literal["utf8", "lexicon"] = option("utf8", "Alphabet of the tokenizer, to report cut words.")
@@ -54,7 +56,7 @@ def main(arguments: list[str] | None = None) -> dict[str, Any]:
     check_vocabulary_size(parsed.vocabulary_size)
     corpus = Corpus.from_arguments(parsed)
     split = str.split if parsed.is_split_into_words else TextSplitter(parsed.pre_tokenization).words
-    num_texts, counts = word_frequencies(corpus, split)
+    num_texts, counts = word_frequencies(corpus, split, rules=parsed.pre_tokenization)
     if not counts:
         raise ValueError(f"There is no word in {corpus}. Pass another text.")
     words = most_frequent_lines(counts, parsed.vocabulary_size, parsed.min_frequency)

@@ -105,7 +105,7 @@ def pretrain(
     else:
         model, tokenizer = load_checkpoint(str(checkpoint))
     encoder = SentenceEncoder(tokenizer, corpus_args.is_split_into_words)
-    how = held_out, encoder.split, tokenizer.alphabet, encoder.ids
+    how = held_out, encoder.split, tokenizer.alphabet, encoder.ids, tokenizer.pre_tokenization
     survey = on_main_process(accelerator, partial(corpus.survey, *how))
     if checkpoint is None and model_args.model_name_or_path is None and survey is not None:
         begin_with_frequencies(model, survey.log_frequencies(len(tokenizer)))

@@ -57,6 +57,16 @@ def test_the_tokenizer_knows_the_words_that_the_report_covers(tmp_path, options)
     assert 1 - ids.count(3) / len(ids) == pytest.approx(report["coverage"])
 
 
+def test_text_that_was_split_by_other_rules(tmp_path, caplog):
+    options = ["--train_file", TEXT / "inaugural_heldout.txt", "--overwrite", "--is_split_into_words"]
+    build(tmp_path / "vocab.txt", *options)
+    assert "split into words as by the rules treebank (n't or -LRB- in 4 lines)" in caplog.text
+    caplog.clear()
+    build(tmp_path / "vocab.txt", *options, "--pre_tokenization", "treebank")
+    build(tmp_path / "vocab.txt", "--train_file", TEXT / "en_raw.txt", "--overwrite")
+    assert not caplog.text
+
+
 def test_cut_words_of_a_lexicon_are_counted_in_characters(tmp_path):
     (tmp_path / "text.txt").write_text("밥밥밥밥 밥 abcde", encoding="utf-8")
     inputs = ["--train_file", tmp_path / "text.txt", "--max_word_length", 6, "--overwrite"]

@@ -1,6 +1,7 @@
 import gzip
 import json
 import os
+import re
 import sys
 import tracemalloc
 from collections import Counter
@@ -176,6 +177,82 @@ def test_a_survey_counts_the_words_and_lengths_of_a_tokenizer(tmp_path):
     corpus = Corpus.from_files([str(tmp_path / "a.txt")])
     assert corpus.survey(None, TextSplitter("moses").words) == Survey(1, 7, 7, {4: 1, 1: 4, 6: 1, 3: 1})
     assert corpus.survey(None, TextSplitter("moses").words, "lexicon").lengths == {4: 1, 1: 4, 2: 1, 3: 1}
+
+
+RAW = ["He didn't come.", "It's late, isn't it?", "They couldn't see John's house.", "Nobody came."]
+OF_TREEBANK = ["He did n't come .", "It 's late , is n't it ?", "They could n't see John 's house .", "Nobody came ."]
+OF_MOSES = ["He didn 't come .", "It 's late , isn 't it ?", "They couldn 't see John 's house .", "Nobody came ."]
+TYPOGRAPHIC = [line.replace("'", "’") for line in OF_TREEBANK]
+DUTCH = [
+    "'s Avonds ligt 't in 't park.",
+    "Hij don van 't dak, 's nachts.",
+    "Foto's van 's morgens.",
+]  # don: a borrowed word
+POSSESSIVE = ["The firm 's profit rose .", "Yesterday 's news .", "Our president 's words ."]
+FRENCH = ["L' homme qu' il a vu .", "C' est l' été ."]
+BRACKETS = ["The firm 's profit -LRB- 3 % -RRB- rose .", "Our president 's -LRB- last -RRB- words ."]
+NEW_RULES = "split into words as by the rules {} .* Pass --pre_tokenization {} for a new model"
+BOTH = "split into words as by the rules {} .* Pass --pre_tokenization {} --is_split_into_words for"
+ALREADY = "is split into words already, .* Pass --is_split_into_words"
+SPLIT_TEXTS = [  # lines, the rules of the tokenizer, whether the words are given, and what a warning says
+    (OF_TREEBANK, "moses", True, NEW_RULES.format("treebank", "treebank")),
+    (OF_TREEBANK, "moses", False, BOTH.format("treebank", "treebank")),
+    (TYPOGRAPHIC, "moses", True, NEW_RULES.format("treebank", "treebank")),
+    ([*OF_TREEBANK, *OF_TREEBANK, *OF_MOSES], "moses", True, NEW_RULES.format("treebank", "treebank")),
+    (OF_TREEBANK, "treebank", True, None),
+    (OF_TREEBANK, "treebank", False, None),
+    (OF_TREEBANK, "whitespace", True, None),
+    (OF_MOSES, "treebank", True, NEW_RULES.format("moses", "moses")),
+    (OF_MOSES, "treebank", False, BOTH.format("moses", "moses")),
+    (OF_MOSES, "moses", True, None),
+    (OF_MOSES, "moses", False, ALREADY),
+    (POSSESSIVE, "moses", False, ALREADY),  # ' and s
+    (POSSESSIVE, "moses", True, None),  # as both rules do
+    (POSSESSIVE, "treebank", True, None),
+    (BRACKETS, "moses", True, NEW_RULES.format("treebank", "treebank")),
+    (BRACKETS, "treebank", True, r"has -LRB- and -RRB- where raw text has \( and \), which this text lacks. Write"),
+    (["Le vin -LRB- rouge -RRB- ."], "moses", True, "has -LRB- and -RRB- where"),
+    ([*OF_TREEBANK, "He said (no) -LRB- yes -RRB- ( ) ."], "treebank", True, None),  # it has both
+    *((lines, rules, False, None) for lines in (RAW, DUTCH, FRENCH) for rules in ("moses", "treebank")),
+    *((lines, rules, True, None) for lines in (RAW, DUTCH, FRENCH) for rules in ("moses", "treebank")),
+    ([*RAW, "The words n't and 't differ."], "moses", False, None),
+]
+
+
+@pytest.mark.parametrize("lines, rules, given, message", SPLIT_TEXTS)
+@pytest.mark.parametrize("suffix", [".txt", ".jsonl"])
+def test_text_that_was_split_by_other_rules(suffix, lines, rules, given, message, tmp_path, caplog):
+    """Split by hand. Lists of words are given words, whatever the options say."""
+    is_split_again = not given and suffix == ".txt"
+    if suffix == ".jsonl":
+        written = [json.dumps({"text": line.split()}) for line in lines]
+        message = None if message == ALREADY else message and message.replace(" --is_split_into_words", "")
+    else:
+        written = lines
+    path = tmp_path / f"a{suffix}"
+    path.write_text("\n".join(written * 5), encoding="utf-8")
+    corpus = Corpus.from_files([str(path)])
+    split = str.split if given else TextSplitter(rules).words
+    corpus.survey(None, split, "utf8", None, rules)
+    assert bool(caplog.messages) == (message is not None) and all(str(path) in each for each in caplog.messages)
+    if message is not None:
+        assert re.search(message, caplog.text)
+        assert ("--is_split_into_words" in caplog.text) == (is_split_again and "-LRB-" not in message)
+    told = [*caplog.messages]
+    caplog.clear()
+    corpus_module.word_frequencies(corpus, split, rules=rules)  # of `elmo vocabulary`
+    assert caplog.messages == told
+
+
+def test_what_the_rules_make_of_raw_text_is_what_the_survey_looks_for():
+    assert [" ".join(TextSplitter("treebank").words(line)) for line in RAW] == OF_TREEBANK
+    assert [" ".join(TextSplitter("moses").words(line)) for line in RAW] == OF_MOSES
+
+
+def test_a_text_may_mention_the_words_of_other_rules(tmp_path, caplog):
+    (tmp_path / "a.txt").write_text("\n".join(["Nobody came ."] * 40_000 + OF_TREEBANK), encoding="utf-8")
+    Corpus.from_files([str(tmp_path / "a.txt")]).survey(None, str.split, "utf8", None, "moses")
+    assert not caplog.text
 
 
 def test_files_have_one_order_on_all_systems(monkeypatch):

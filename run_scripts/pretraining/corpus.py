@@ -43,6 +43,16 @@ SourceSentence = tuple[SourceLine, SentenceText]
 
 
 @dataclass(kw_only=True)
+# How the rules split English contractions: an example, and the words that show it in a text.
+CONTRACTIONS = {"moses": ("didn 't", "'t after didn"), "treebank": ("did n't", "n't or -LRB-")}
+TREEBANK_WORDS = frozenset(["n't", "N'T", "n’t"])
+MOSES_WORDS = frozenset(["couldn", "didn", "doesn", "don", "hasn", "isn", "wasn", "weren", "wouldn"])  # before 't
+RAW_WORDS = frozenset(["can't", "couldn't", "didn't", "doesn't", "don't", "he's", "i'm", "isn't", "it's", "that's"])
+TREEBANK_SIGNS = {"-LRB-": "(", "-RRB-": ")", "``": '"'}  # and those of raw text, which no rules change
+SIGNS_OF_SPLITTING = frozenset([*TREEBANK_WORDS, *MOSES_WORDS, *RAW_WORDS, "'t", "'s", "."])
+SIGNS_OF_SPLITTING |= {*TREEBANK_SIGNS, *TREEBANK_SIGNS.values()}
+FEW_LINES, SMALL_SHARE = 3, 1e-4  # fewer lines with such words may only mention or quote them
+
 class SentencesArguments(DatasetArguments):
     """Options of programs that read sentences."""
 
@@ -108,6 +118,79 @@ class Corpus:
 
     A sentence is a line of a text file, a line of the text of a record or row, or the list of words of a record or row.
     Blank lines and empty lists are skipped.
+class SplitCheck:
+    """Compares the words of a text, if it was split before, with those that a tokenizer makes of raw text.
+
+    Args:
+        rules: of the tokenizer. `whitespace` fits every text, because it leaves the splitting to the user.
+        split: how lines of the text are read, as for `words_of`.
+    """
+
+    def __init__(self, rules: str, split: Callable[[str], list[str]]):
+        self.rules, self.split = rules, split
+        self.lines, self.lines_with, self.is_split_again = 0, Counter[str](), False
+
+    def see(self, text: SentenceText):
+        """Takes note of a sentence."""
+        found = SIGNS_OF_SPLITTING.intersection(words_of(text))
+        if "'t" in found and not found.isdisjoint(MOSES_WORDS):  # 't alone is a word of Dutch
+            found |= {"didn 't"}
+        self.lines_with.update(found)
+        self.lines += 1
+        self.is_split_again |= isinstance(text, str) and self.split is not str.split
+
+    def warn(self, source: object):
+        """Warns if raw text will have other words than this one, and names the options that fit."""
+        if self.rules == "whitespace":
+            return
+        rules, number = self._rules_of_the_text()
+        if rules is not None and rules != self.rules:
+            _, signs = CONTRACTIONS[rules]
+            of_raw_text, _ = CONTRACTIONS[self.rules]
+            again = " --is_split_into_words" if self.is_split_again else ""
+            logger.warning(
+                f"{source} is split into words as by the rules {rules} ({signs} in {number:,} lines), but the "
+                f"tokenizer's rules, {self.rules}, make {of_raw_text} of a raw didn't: words that this text does not "
+                f"have. Pass --pre_tokenization {rules}{again} for a new model; a model with the rules {self.rules} "
+                "needs text that they have split."
+            )
+        elif self.rules == "moses" and self.is_split_again and (rules == "moses" or self._is_split("'s")):
+            logger.warning(
+                f"{source} is split into words already, and the tokenizer's rules, moses, split words such as 's "
+                "again, into ' and s. They make other words of raw text. Pass --is_split_into_words."
+            )
+        spelled = [word for word, sign in TREEBANK_SIGNS.items() if self._has_instead(word, sign)]
+        if spelled:
+            signs = " and ".join(TREEBANK_SIGNS[word] for word in spelled)
+            logger.warning(
+                f"{source} has {' and '.join(spelled)} where raw text has {signs}, which this text lacks. Write "
+                f"{signs} in the text."
+            )
+
+    def _rules_of_the_text(self) -> tuple[str | None, int]:
+        """The rules by which the text was split, or `None`, and the number of lines that show it."""
+        seen = self.lines_with
+        numbers: dict[str | None, int] = {
+            "treebank": sum(seen[word] for word in TREEBANK_WORDS),
+            "moses": seen["didn 't"] if 2 * seen["didn 't"] > seen["'t"] else 0,
+            None: sum(seen[word] for word in RAW_WORDS),
+        }
+        if self._is_split("'s"):  # of both rules, in English
+            numbers["treebank"] += seen["-LRB-"]
+        rules = max(numbers, key=numbers.__getitem__)
+        return (rules, numbers[rules]) if self._is_frequent(numbers[rules]) else (None, 0)
+
+    def _is_split(self, word: str) -> bool:
+        """Whether the text has a word because it was split. Raw Dutch has 's, too, but no period after a space."""
+        return self._is_frequent(self.lines_with[word]) and 2 * self.lines_with["."] > self.lines
+
+    def _has_instead(self, word: str, sign: str) -> bool:
+        return self._is_frequent(self.lines_with[word]) and self.lines_with[word] > self.lines_with[sign]
+
+    def _is_frequent(self, number: int) -> bool:
+        return number >= max(FEW_LINES, SMALL_SHARE * self.lines)
+
+
     """
 
     files: tuple[str, ...] = ()
@@ -189,7 +272,8 @@ class Corpus:
     ) -> Survey | None:
         """Reads the whole corpus once, which finds broken lines before training; `None` for a streamed data set.
 
-        Warns if sentences of `held_out` occur in the text, or if lines are rather paragraphs.
+        Warns if sentences of `held_out` occur in the text, if lines are rather paragraphs, or if other rules than
+        those of the tokenizer have split the text.
         """
         if self.dataset is not None and self.dataset.streaming:
             return None
@@ -199,6 +283,7 @@ class Corpus:
         for _, text in tqdm(self.sentences(shuffle_files=False), desc="counting", unit=" lines", unit_scale=True):
             words = words_of(text, split)
             sentences[len(words)] += 1
+        rules: str = "whitespace",
             if held_out_keys and (key := _key(text)) in held_out_keys:
                 seen.add(key)
             lengths.update(word_length(word, alphabet) for word in words)
@@ -209,6 +294,7 @@ class Corpus:
                 f"{sum(held_out_keys[key] for key in seen):,} of {held_out_keys.total():,} held-out sentences occur in "
                 f"the training text {self}: the perplexity will be too low. Pass other held-out text."
             )
+        check = SplitCheck(rules, split)
         if (mean := lengths.total() / sentences.total()) > WORDS_OF_A_PARAGRAPH:
             logger.warning(
                 f"The lines of {self} have {mean:.0f} words on average, like paragraphs. The model reads a line as a "
@@ -217,6 +303,8 @@ class Corpus:
         return Survey(sentences.total(), lengths.total(), max(sentences), dict(lengths), dict(counts))
 
     def texts(self) -> Iterator[SentenceText]:
+            check.see(text)
+        check.warn(self)
         """All sentences in their order, without their places."""
         return (text for _, text in self.sentences(shuffle_files=False))
 
@@ -290,14 +378,18 @@ def words_of(text: SentenceText, split: Callable[[str], list[str]] = str.split) 
 
 
 def word_frequencies(
-    corpus: Corpus, split: Callable[[str], list[str]], looked_up: Callable[[str], str] = str
+    corpus: Corpus,
+    split: Callable[[str], list[str]],
+    looked_up: Callable[[str], str] = str,
+    rules: str = "whitespace",
 ) -> tuple[int, Counter[str]]:
-    """The number of texts, and the count of each word as it is looked up."""
-    counts, num_texts = Counter[str](), 0
+    """The number of texts, and the count of each word as it is looked up. Warns as `SplitCheck` does."""
+    counts, check = Counter[str](), SplitCheck(rules, split)
     for text in tqdm(corpus.texts(), unit=" texts", unit_scale=True, desc="counting"):
         counts.update(map(looked_up, words_of(text, split)))
-        num_texts += 1
-    return num_texts, counts
+        check.see(text)
+    check.warn(corpus)
+    return check.lines, counts
 
 
 def check_vocabulary_size(size: int | None):
