@@ -4,6 +4,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import seqeval.metrics
 from datasets import ClassLabel, Dataset, DatasetDict, Features, Value
 from task_worker import TASKS, WNUT17, sentences_of
 
@@ -110,9 +111,38 @@ def test_labels_are_those_of_the_training_data(tmp_path):
     assert set(task.labels) == tags and task.labels[0] == "O" and task.config["num_labels"] == len(tags) == 13
     assert all(task.config["label2id"][name] == number for number, name in task.config["id2label"].items())
     assert (task.name, task.metric) == ("ner", "f1")
-    (tmp_path / "dev.conll").write_text("a\tB-other\n", encoding="utf-8")
-    with pytest.raises(ValueError, match="'B-other' does not occur in 'train'"):
-        tagging(validation_file=str(tmp_path / "dev.conll"))
+
+
+def test_tags_that_the_training_data_lacks_are_errors(tmp_path, caplog):
+    """As seqeval counts the tags as given; the predictions have them as given, too."""
+    text = "New\tB-other\nYork\tI-other\nis\tO\n\nBob\tB-person\nis\tO\n"
+    (tmp_path / "dev.conll").write_text(text, encoding="utf-8")
+    task = tagging(validation_file=str(tmp_path / "dev.conll"))
+    assert "'validation' has labels that do not occur in 'train': B-other (1), I-other (1)." in caplog.text
+    assert "B-other" not in task.labels
+    tokenizer = ELMoTokenizer()
+    tokenizer.padding_side = "left"  # rows are padded on the right all the same
+    rows = task.encode_splits(tokenizer, ["validation"])["validation"]
+    batch = task.collator(tokenizer)([rows[number] for number in range(2)])
+    outside, person = task.labels.index("O"), task.labels.index("B-person")
+    expected = [[-100, -100, -100, outside, -100], [-100, person, outside, -100, -100]]
+    assert batch["labels"].tolist() == expected
+    predicted = [["B-person", "O", "O"], ["B-person", "O"]]
+    logits = np.zeros((2, 5, len(task.labels)))
+    for row, tags in enumerate(predicted):
+        logits[row, range(1, len(tags) + 1), [task.labels.index(tag) for tag in tags]] = 1
+    output = SplitOutput(logits, batch["labels"].numpy(), task.data["validation"], rows)
+    scores, gold = task.scores(output), task.data["validation"]["tags"][:]
+    assert scores["f1"] == seqeval.metrics.f1_score(gold, predicted) == 0.5
+    assert scores["accuracy"] == pytest.approx(3 / 5) and scores["per_type"]["other"]["number"] == 1
+    records = list(task.predictions(output))
+    assert [row["tags"] for row in records] == gold and [row["predicted"] for row in records] == predicted
+
+
+def test_tags_that_are_not_read_are_named(tmp_path, capsys):
+    row = '{"tokens": ["a"], "pos_tags": ["X"], "ner_tags": ["O"], "id": 1}'
+    assert tags_of(tmp_path / "a.jsonl", row) == [["O"]]
+    assert "a.jsonl: not read: pos_tags, id; --tags_column names other tags\n" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(

@@ -1,10 +1,14 @@
-"""The base class of tasks: encodings, splits, and a task that is one class and uses everything else as it is."""
+"""The base class of tasks: encodings, splits, scores that need no learning, and a new task.
+
+The task is one class and uses everything else as it is.
+"""
 
 import json
 import pickle
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import numpy as np
 import pytest
 from datasets import Dataset, DatasetDict
 from task_worker import HEAD, WNUT17, bilm, predictions_of, sentences_of
@@ -14,7 +18,8 @@ from modeling_elmo import ELMoForSequenceClassification
 from modeling_elmo.run_scripts.experiments.experiment import ExperimentArguments, run_experiment
 from modeling_elmo.run_scripts.fine_tuning.data import DataArguments
 from modeling_elmo.run_scripts.fine_tuning.head import HeadArguments, task_tokenizer
-from modeling_elmo.run_scripts.fine_tuning.task import Task
+from modeling_elmo.run_scripts.fine_tuning.task import SplitOutput, Task
+from modeling_elmo.run_scripts.fine_tuning.tasks.classification import Classification, ClassificationArguments
 from modeling_elmo.run_scripts.fine_tuning.tasks.tagging import Tagging, TaggingArguments
 from modeling_elmo.run_scripts.fine_tuning.trainer import TaskTrainingArguments
 
@@ -57,6 +62,44 @@ def test_splits_that_are_missing():
     task.check_splits(is_trained=False)
     with pytest.raises(ValueError, match="There is no training data, only test; pass --train_file FILE"):
         task.check_splits()
+
+
+# Scores that need no learning
+
+
+def answering(task: Tagging, tags: list[list[str]], split: str = "test") -> SplitOutput:
+    """The output of a tagger that predicts these tags for the first sentences of a split."""
+    logits = np.zeros((len(tags), 2 + max(map(len, tags)), len(task.labels)))
+    for row, names in enumerate(tags):
+        logits[row, range(1, len(names) + 1), [task.labels.index(name) for name in names]] = 1
+    return SplitOutput(logits, None, task.data[split].select(range(len(tags))), None)
+
+
+def test_a_tagger_that_finds_nothing(task):
+    gold = [row["tags"] for row in task.data["test"]]
+    always = answering(task, [["O"] * len(tags) for tags in gold])
+    found = task.failure(always, task.scores(always))
+    assert found == "f1 is 0.00, because the model always answers 'O'"
+    wrong = answering(task, [[*tags[:-1], "I-product"] for tags in [["O"] * len(tags) for tags in gold]])
+    assert task.failure(wrong, task.scores(wrong)) == "f1 is 0.00, because hardly any answer is right"
+    right = answering(task, gold)
+    assert task.failure(right, task.scores(right)) is None
+    plain = Dataset.from_dict({"tokens": [["so", "it", "is"]] * 2, "tags": [["O"] * 3] * 2})  # there is nothing to find
+    without = answering(task, plain["tags"])._replace(examples=plain)
+    assert task.failure(without, task.scores(without)) is None
+
+
+def test_a_classifier_that_always_answers_the_same(tmp_path):
+    rows = [{"text": "a", "label": label} for label in "xyxx"]
+    (tmp_path / "a.jsonl").write_text("\n".join(map(json.dumps, rows)), encoding="utf-8")
+    task = Classification(ClassificationArguments(train_file=f"{tmp_path}/a.jsonl", test_file=f"{tmp_path}/a.jsonl"))
+    output = SplitOutput(np.array([[1, 0]] * 4), None, task.data["test"], None)
+    found = task.failure(output, task.scores(output))
+    assert found == "accuracy is 75.00, because the model always answers 'x'"
+    output = output._replace(logits=np.array([[1, 0], [0, 1], [1, 0], [0, 1]]))
+    assert task.failure(output, task.scores(output)) is None
+    one = SplitOutput(np.array([[1, 0]] * 2), None, task.data["test"].select([0, 2]), None)
+    assert task.failure(one, task.scores(one)) is None  # right
 
 
 # A new task is one class

@@ -2,7 +2,8 @@
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import chain
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -15,7 +16,8 @@ from modeling_elmo.run_scripts.fine_tuning.data import DataArguments, code_state
 from modeling_elmo.run_scripts.fine_tuning.features import FeatureCollator, FeatureStore
 from modeling_elmo.run_scripts.fine_tuning.trainer import TaskTrainingArguments
 
-NO_LABEL = -100  # ignored by the loss: markers and padding
+NO_LABEL = -100  # ignored by the loss: markers, padding, and labels that the training data lacks
+LOW_SCORE = 0.01  # of a model that has learned nothing
 
 Record = dict[str, Any]
 Batch = dict[str, list]  # columns of a batch of examples
@@ -91,6 +93,22 @@ class Task(ABC):
     @abstractmethod
     def predictions(self, output: SplitOutput) -> Iterable[Record]:
         """The lines of the file of predictions, one record per example."""
+
+    def answers(self, output: SplitOutput) -> Iterator[Any]:
+        """What the model says, one by one. A model that always says the same has learned nothing."""
+        return (record["predicted"] for record in self.predictions(output) if "predicted" in record)
+
+    def failure(self, output: SplitOutput, scores: dict[str, Any]) -> str | None:
+        """What is wrong with a score that needs no learning: near 0, or that of a model that always says the same."""
+        score = scores[self.metric]
+        if 1 in (score, scores.get("accuracy")):
+            return None
+        answers = self.answers(output)
+        first, second = next(answers, None), next(answers, None)
+        if second is not None and all(answer == first for answer in chain([second], answers)):
+            return f"{self.metric} is {100 * score:.2f}, because the model always answers {first!r:.80}"
+        is_low = abs(score) < LOW_SCORE
+        return f"{self.metric} is {100 * score:.2f}, because hardly any answer is right" if is_low else None
 
     def preprocess_logits(self, logits: Any, labels: Any) -> Any:
         """What Trainer keeps of a batch's logits until a whole split is scored: by default all."""

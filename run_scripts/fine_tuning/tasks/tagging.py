@@ -4,11 +4,12 @@ A row of the data has the `tokens` of a sentence and their `tags`, lists of stri
 """
 
 from collections.abc import Iterable, Iterator, Mapping
+from copy import copy
 from dataclasses import dataclass
 from functools import partial
+from itertools import chain
 from typing import Any, Literal
 
-import numpy as np
 from datasets import Dataset, DatasetDict, Features, Value
 from transformers import DataCollatorForTokenClassification
 from transformers.utils import logging
@@ -20,7 +21,7 @@ from modeling_elmo.run_scripts.fine_tuning.data import (
     Source,
     check_cell,
     class_name,
-    label_names,
+    scored_labels,
     sentence_of,
     split_sources,
 )
@@ -94,7 +95,7 @@ class Tagging(Task):
         return DatasetDict({split: _tagged_split(source, split, self.arguments) for split, source in found.items()})
 
     def prepare(self, data: DatasetDict):
-        self.labels = label_names(data, "tags")
+        self.labels = scored_labels(data, "tags")
         self.has_entities = marks_entities(self.labels)
         self.name, self.metric = ("ner", "f1") if self.has_entities else ("tagging", "accuracy")
         self.config = label_config(self.labels)
@@ -113,33 +114,36 @@ class Tagging(Task):
         most = self.arguments.max_length if is_training else None
         encoding = tokenizer(batch["tokens"], is_split_into_words=True, truncation=most is not None, max_length=most)
         ids = self.config["label2id"]
-        labels = [[NO_LABEL, *(ids[tag] for tag in tags)] for tags in batch["tags"]]
+        labels = [[NO_LABEL, *(ids.get(tag, NO_LABEL) for tag in tags)] for tags in batch["tags"]]
         rows = zip(labels, encoding["input_ids"], strict=True)
         return {**encoding, "labels": [[*row[: len(tokens) - 1], NO_LABEL] for row, tokens in rows]}
 
     def collator(self, tokenizer: ELMoTokenizer) -> DataCollatorForTokenClassification:
+        tokenizer = copy(tokenizer)
+        tokenizer.padding_side = "right"  # scores read the words of a row from its left
         return DataCollatorForTokenClassification(tokenizer)
 
     def scores(self, output: SplitOutput) -> dict[str, Any]:
-        gold = [self._tags(labels[labels != NO_LABEL]) for labels in output.labels]
+        gold = list(output.examples["tags"])  # also tags that the training data lacks, which have no label
         return tagging_scores(list(self._predicted(output)), gold, are_entities=self.has_entities)
 
     def predictions(self, output: SplitOutput) -> Iterable[Record]:
         for example, tags in zip(output.examples, self._predicted(output), strict=True):
             yield {"tokens": example["tokens"], "tags": example["tags"], "predicted": tags}
 
-    def _predicted(self, output: SplitOutput) -> Iterator[list[str]]:
-        rows = zip(output.logits.argmax(-1), output.labels, strict=True)
-        return (self._tags(predicted[labels != NO_LABEL]) for predicted, labels in rows)
+    def answers(self, output: SplitOutput) -> Iterator[str]:
+        return chain.from_iterable(self._predicted(output))
 
-    def _tags(self, numbers: np.ndarray) -> list[str]:
-        return [self.labels[number] for number in numbers]
+    def _predicted(self, output: SplitOutput) -> Iterator[list[str]]:
+        rows = zip(output.logits.argmax(-1), output.examples["tokens"], strict=True)
+        return ([self.labels[number] for number in numbers[1 : len(words) + 1]] for numbers, words in rows)
 
 
 def _tagged_split(source: Source, split: str, arguments: TaggingDataArguments) -> Dataset:
     found = (name for name in TAG_COLUMNS if name in source.first())
     columns = {"tokens": arguments.tokens_column, "tags": arguments.tags_column or next(found, DEFAULT_TAGS)}
     source.check_columns(columns)
+    source.tell_unread(columns.values(), "--tags_column names other tags")
     names = source.class_names(columns["tags"])
     convert = partial(_tagging_row, columns=columns, names=names, scheme=arguments.tag_scheme)
     data = source.convert(convert, TAGGING_FEATURES, split)
