@@ -85,14 +85,16 @@ test-lowest: .venv-lowest/.dev  ## models, tokenizer, Trainer and pipelines with
 clean:  ## remove environments and built files
 	rm -rf .venv .venv-lowest build demo_output dist *.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis
 
-$(BIN)/python:
+# pip comes last: without the package python3-venv, as on Debian, there is an environment without it.
+$(BIN)/pip:
 	$(PYTHON) -m venv $(VENV)
 
-$(VENV)/.demo: pyproject.toml constraints.txt | $(BIN)/python
+$(VENV)/.demo: pyproject.toml constraints.txt | $(BIN)/pip
+	@echo "Installing the packages into $(VENV), once. This takes minutes, and gigabytes where pip takes torch for CUDA."
 	$(BIN)/$(PIP_INSTALL) -c constraints.txt -e ".[convert,train]"
 	@touch $@
 
-$(VENV)/.dev: pyproject.toml constraints.txt | $(BIN)/python
+$(VENV)/.dev: pyproject.toml constraints.txt | $(BIN)/pip
 	$(BIN)/$(PIP_INSTALL) -c constraints.txt -e ".[dev]"
 	@touch $@
 
@@ -100,7 +102,7 @@ $(VENV)/.browser: $(VENV)/.dev
 	$(BIN)/$(PIP_INSTALL) -c constraints.txt playwright
 	@touch $@
 
-$(VENV)/.docs: pyproject.toml constraints.txt | $(BIN)/python
+$(VENV)/.docs: pyproject.toml constraints.txt | $(BIN)/pip
 	$(BIN)/$(PIP_INSTALL) -c constraints.txt -e ".[convert,train,docs]"
 	@touch $@
 

@@ -3,16 +3,21 @@
     python run_scripts/demo.py            (or `make demo`, in a clone; 4 minutes)
 
 1. Reads raw text. 2. Finds similar uses of a word. 3. Trains the biLM further on texts of another kind. 4. Trains a
-tagger of named entities with and without ELMo. Figures are saved below `demo_output/`.
+tagger of named entities with and without ELMo. Figures are saved below `demo_output/`. A table of what was measured and
+commands to go on with come last.
 """
 
+import os
+import shlex
 import shutil
+import sys
 import warnings
 from pathlib import Path
 
 import torch
 from transformers import AutoModel, AutoTokenizer, logging
 
+from modeling_elmo.run_scripts.cards.tables import markdown_table
 from modeling_elmo.run_scripts.nearest_neighbors import main as nearest_neighbors
 from modeling_elmo.run_scripts.perplexity import main as perplexity
 from modeling_elmo.run_scripts.program.command_line import run
@@ -23,9 +28,11 @@ ROOT = Path(__file__).resolve().parents[1]
 MODEL = ROOT / "model_cards" / "elmo-small-en"
 DEMO_TEXTS = ROOT / "tests" / "fixtures" / "demo"
 OUTPUT = ROOT / "demo_output"
+BIN = Path(sys.executable).parent
 STEPS, EPOCHS = 30, 12  # of further pretraining, and of each tagger
-TAGGERS = "tagger/results/ner"
-PICTURES = ("neighbors/play.png", "film-biLM/curve.png", f"{TAGGERS}.png", f"{TAGGERS}_layer_weights.png")
+TAGGERS = "tagger"
+RESULTS = f"{TAGGERS}/results/ner"
+PICTURES = ("neighbors/play.png", "film-biLM/curve.png", f"{RESULTS}.png", f"{RESULTS}_layer_weights.png")
 SENTENCES = ["The play was a great success on Broadway.", "The actors in that play were superb.", "They play chess."]
 
 
@@ -42,10 +49,11 @@ def main():
     options = {"word": "play", "model": MODEL, "queries": 5, "output": OUTPUT / "neighbors" / "play.json"}
     call(nearest_neighbors, DEMO_TEXTS / "play.txt", **options)
     print("\n3. The biLM trains on film reviews. Compare the perplexity of other reviews before and after.")
-    train_on()
+    perplexities = train_on()
     print("\n4. Named entities in 600 tweets: the paper's network without and with ELMo. Compare F1.")
-    train_taggers()
-    print("\nFigures:", *(OUTPUT / path for path in PICTURES), sep="\n  ")
+    scores = train_taggers()
+    print("\nFigures:", *(shown(OUTPUT / path) for path in PICTURES), sep="\n  ")
+    print_lesson(perplexities, scores)
 
 
 def read_text():
@@ -62,26 +70,67 @@ def read_text():
         print(f"  {text:45}", "characters alone {:.2f}, layer 1 {:.2f}, layer 2 {:.2f}".format(*cosines))
 
 
-def train_on():
+def train_on() -> tuple[float, float]:
+    """The perplexity of other reviews before and after."""
     held_out = {"validation_file": DEMO_TEXTS / "film_reviews_heldout.txt", "is_split_into_words": True}
-    call(perplexity, model=MODEL, **held_out)
+    before = call(perplexity, model=MODEL, **held_out).perplexity
     steps = {"max_steps": STEPS, "eval_steps": max(1, STEPS // 3), "logging_steps": max(1, STEPS // 10)}
     training = {"learning_rate": 1e-3, "per_device_train_batch_tokens": 1024, "use_cpu": True, "report_to": "none"}
     files = {"train_file": DEMO_TEXTS / "film_reviews.txt.gz", "output_dir": OUTPUT / "film-biLM"}
-    call(run_pretraining, model_name_or_path=MODEL, **files, **steps, **training, **held_out)
+    trained = call(run_pretraining, model_name_or_path=MODEL, **files, **steps, **training, **held_out)
+    return before, trained.progress.best_perplexity
 
 
-def train_taggers():
+def train_taggers() -> tuple[float, float]:
+    """F1 in percent without and with ELMo."""
     splits = {"train_file": DEMO_TEXTS / "wnut17_train.conll", "validation_file": DEMO_TEXTS / "wnut17_dev.conll"}
     training = {"num_train_epochs": EPOCHS, "per_device_train_batch_size": 8, "use_cpu": True, "disable_tqdm": True}
     network = {"config_overrides": '{"task_hidden_size": 100, "task_num_layers": 1}'}
-    arms = {"compare_baseline": True, "cache_features": True, "output_dir": OUTPUT / "tagger"}
-    call(reproduce, "ner", model_name_or_path=MODEL, **splits, **arms, **network, **training)
+    arms = {"compare_baseline": True, "cache_features": True, "output_dir": OUTPUT / TAGGERS}
+    records = call(reproduce, "ner", model_name_or_path=MODEL, **splits, **arms, **network, **training)
+    without, with_elmo = (100 * record["metrics"]["validation"]["f1"] for record in records)
+    return without, with_elmo
 
 
 def call(program, *arguments, **options):
     """Runs a program's `main` with the options of its command line."""
-    program([*map(str, arguments), *(f"--{name}={value}" for name, value in options.items())])
+    return program([*map(str, arguments), *(f"--{name}={value}" for name, value in options.items())])
+
+
+def print_lesson(perplexities: tuple[float, float], scores: tuple[float, float]):
+    """What this run has measured, and commands to go on with."""
+    rows = [
+        ["measured in this run", "before", "after"],
+        [f"perplexity of film reviews: {STEPS} steps of training", *(f"{value:.1f}" for value in perplexities)],
+        ["F1 of names in tweets: without and with ELMo", *(f"{value:.1f}" for value in scores)],
+    ]
+    print(f"\n{markdown_table(rows)}")
+    print(f"\nThe two taggers differ in ELMo alone: F1 {scores[1] - scores[0]:+.1f}.")
+    print(
+        "\nNext, find names with the second tagger, write vectors of a text, and train a tagger on files like yours:\n"
+    )
+    print(*next_commands(), sep="\n")
+    print(f"\nAfter `source {shown(BIN / 'activate')}`, the command is `elmo`; `elmo --help` lists the programs.")
+
+
+def next_commands() -> list[str]:
+    tagger, elmo = OUTPUT / TAGGERS / "elmo" / "seed-42", BIN / "elmo"
+    options = 'trust_remote_code=True, aggregation_strategy="simple"'
+    find = f'pipeline("token-classification", "{shown(tagger)}", {options})'
+    code = f'from transformers import pipeline; print(*{find}("Barack Obama visited New York."), sep="\\n")'
+    vectors = ["--model", MODEL, "--input", DEMO_TEXTS / "play.txt", "--output", OUTPUT / "vectors.hdf5"]
+    files = ["--train_file", DEMO_TEXTS / "wnut17_train.conll", "--validation_file", DEMO_TEXTS / "wnut17_dev.conll"]
+    commands = [
+        [BIN / "python", "-c", code],
+        [elmo, "embed", *vectors],
+        [elmo, "ner", "--model_name_or_path", MODEL, *files, "--output_dir", OUTPUT / "my-tagger"],
+    ]
+    return [shlex.join(map(shown, command)) for command in commands]
+
+
+def shown(word: Path | str) -> str:
+    """A path as it is shorter to type here."""
+    return os.path.relpath(word) if isinstance(word, Path) and word.is_relative_to(Path.cwd()) else str(word)
 
 
 if __name__ == "__main__":

@@ -1,8 +1,10 @@
 """Every program is run by a test: in the test file of its name, or here."""
 
+import os
 import re
 import runpy
 import shutil
+import subprocess
 import sys
 from pathlib import Path
 
@@ -56,3 +58,20 @@ def test_demo(tmp_path, monkeypatch, capsys):
     assert after < 0.8 * before
     assert re.search(r"\| baseline .*\n\| elmo ", printed)
     assert all((tmp_path / "demo" / path).is_file() for path in demo.PICTURES)
+    shown = re.search(r"\| perplexity of film reviews.* \| +([\d.]+) \| +([\d.]+) \|", printed)
+    assert [*map(float, shown.groups())] == [pytest.approx(value, abs=0.06) for value in (before, after)]
+    table = re.findall(r"\| (?:baseline|elmo) +\| +1 \| +([\d.]+) \|", printed)
+    shown = re.search(r"\| F1 of names .* \| +([\d.]+) \| +([\d.]+) \|\n\n.*: F1 ([-+][\d.]+)\.\n", printed)
+    without, with_elmo, gain = map(float, shown.groups())
+    assert [without, with_elmo] == [pytest.approx(float(value), abs=0.06) for value in table]
+    assert gain == pytest.approx(with_elmo - without, abs=0.11)
+    commands = printed.partition("files like yours:\n\n")[2].partition("\n\n")[0].splitlines()
+    assert commands == demo.next_commands() and len(commands) == 3
+    for command in (*commands[:2], f"{commands[2]} --max_steps 1"):
+        assert (
+            subprocess.run(
+                command, shell=True, capture_output=True, env={**os.environ, "HF_HUB_OFFLINE": "1"}
+            ).returncode
+            == 0
+        )
+    assert (tmp_path / "demo" / "vectors.hdf5").is_file() and (tmp_path / "demo" / "my-tagger").is_dir()
