@@ -38,7 +38,7 @@ def machine_facts() -> dict[str, dict[str, str]]:
     layer, inputs = nn.Linear(16, 16), torch.zeros(2, 16)
     with torch.no_grad():
         vectors = choose_backend([layer], inputs)[0]
-    with torch.autocast("cpu", torch.bfloat16):
+    with torch.autocast("cpu", torch.bfloat16, enabled=not obstacles["bfloat16"]):  # as the programs do
         bf16 = choose_backend([layer], inputs)[0]
     return {
         "Versions": {

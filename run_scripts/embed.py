@@ -97,7 +97,8 @@ def main(arguments: list[str] | None = None) -> Path:
         logger.warning(f"The mix of {parsed.model} {reason}: the vectors are the average of the layers.")
     choices = {name: getattr(parsed, name) for name in ("layers", "pooling", "dtype")}
     weights = (tensor.flatten().view(torch.uint8).cpu().numpy() for tensor in model.state_dict().values())
-    computed_by = {"compute_dtype": parsed.compute_dtype, "weights": digest(weights)}
+    compute_dtype = "int8" if parsed.compute_dtype == "int8" else str(model.dtype).removeprefix("torch.")
+    computed_by = {"compute_dtype": compute_dtype, "weights": digest(weights)}
     computed_by["model"] = model_digest(parsed.model)  # with its options, and its tokenizer
     batch_size = (parsed.batch_size or 64) if parsed.stateful else None
     settings = {**choices, "raw_text": parsed.raw_text, "unit": parsed.unit, **computed_by, "batch_size": batch_size}

@@ -10,6 +10,7 @@ During training the output folder holds checkpoints. After training it also hold
 card, and the record of the run, `results/pretraining.json`, from which the card is made.
 """
 
+import os
 from dataclasses import dataclass, fields
 from datetime import timedelta
 from functools import partial
@@ -49,7 +50,7 @@ from modeling_elmo.run_scripts.pretraining.starting_model import (
 )
 from modeling_elmo.run_scripts.program.command_line import ProgramParser, option, run
 from modeling_elmo.run_scripts.program.files import read_json
-from modeling_elmo.run_scripts.program.processes import check_processes, has_accelerator, sole_run
+from modeling_elmo.run_scripts.program.processes import check_processes, computes_bfloat16, has_accelerator, sole_run
 from modeling_elmo.tokenization.elmo_characters import UNK_ID
 
 logger = logging.get_logger(__name__)
@@ -162,11 +163,15 @@ def make_accelerator(arguments: PretrainingArguments) -> Accelerator:
     if trackers == ["tensorboard"] and not is_tensorboard_available():
         trackers = []  # tensorboard is only the default
     accelerator = Accelerator(
-        mixed_precision="bf16" if arguments.bf16 else None,
-        cpu=arguments.use_cpu or not has_accelerator(),
+        mixed_precision=precision,
+        cpu=is_cpu,
         log_with=trackers or None,
         project_dir=arguments.output_dir,
         # The other processes wait while the main process counts the words of a large text.
+    is_cpu = arguments.use_cpu or not has_accelerator()
+    precision = "bf16" if arguments.bf16 else os.environ.get("ACCELERATE_MIXED_PRECISION")
+    if precision == "bf16" and is_cpu and not computes_bfloat16("cpu", "--bf16"):
+        precision = "no"
         kwargs_handlers=[InitProcessGroupKwargs(timeout=timedelta(days=1))],
     )
     if absent := {*trackers} - {"all", *map(str, accelerator.log_with)}:
@@ -182,6 +187,7 @@ def make_accelerator(arguments: PretrainingArguments) -> Accelerator:
 def checkpoint_to_resume(output_dir: Path, name: str | None, accelerator: Accelerator) -> Path | None:
     checkpoints = Checkpoints(output_dir, save_total_limit=None)
     checkpoints.to_resume(name)  # nothing is removed from a folder that is refused
+    arguments.bf16 = accelerator.mixed_precision == "bf16"  # for the record of the run
     accelerator.wait_for_everyone()
     on_main_process(accelerator, checkpoints.clean)
     return checkpoints.to_resume(name)

@@ -18,6 +18,12 @@ def test_the_report_of_this_machine(capsys):
     assert {*forced.values()} == {"reference"} and "reference" not in facts["Chosen backends on CPU"]["vectors"]
 
 
+def test_without_bfloat16_training_computes_in_float32(monkeypatch):
+    monkeypatch.setattr(doctor, "bfloat16_obstacle", lambda: "this processor has no instructions for bfloat16")
+    chosen = doctor.machine_facts()["Chosen backends on CPU"]
+    assert chosen["training, --bf16"] == chosen["training"]
+
+
 def test_what_a_machine_has_and_lacks(monkeypatch):
     facts = type("Facts", (), {"name": "GPU of a test", "total_memory": 80 * 2**30})
     monkeypatch.setattr(doctor, "int8_obstacle", lambda: "this processor has no VNNI instructions")

@@ -3,10 +3,12 @@
 import math
 import multiprocessing
 import platform
+import re
 import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
+from pathlib import Path
 
 import pytest
 import torch
@@ -171,6 +173,32 @@ def test_a_processor_without_bfloat16_is_named(instructions, monkeypatch, caplog
         found = {choose_backend(layers, inputs)[0] for _ in range(2)}
     assert found == {"training" if instructions else "reference"} and len(caplog.messages) == 1 - instructions
     assert instructions or "no instructions for bfloat16" in caplog.text
+
+
+@pytest.mark.parametrize(
+    "machine, of_onednn, of_avx512, is_fast",
+    [
+        ("x86_64", True, True, True),
+        ("AMD64", True, False, False),  # emulated
+        ("x86_64", False, False, False),
+        ("aarch64", True, False, True),
+        ("arm64", False, False, False),
+    ],
+)
+def test_bfloat16_needs_instructions_of_its_own(machine, of_onednn, of_avx512, is_fast, monkeypatch):
+    dtypes = {torch.float32, torch.bfloat16} if of_onednn else {torch.float32}
+    monkeypatch.setattr(elmo_backends, "onednn_dtypes", lambda: dtypes)
+    monkeypatch.setattr(elmo_backends.platform, "machine", lambda: machine)
+    monkeypatch.setattr(elmo_backends, "question", lambda name: lambda: of_avx512)
+    assert bfloat16_obstacle() == (None if is_fast else "this processor has no instructions for bfloat16")
+
+
+@pytest.mark.skipif(not Path("/proc/cpuinfo").is_file(), reason="a file of Linux")
+@pytest.mark.skipif(not torch.backends.mkldnn.is_available(), reason="this build of torch has no oneDNN")
+def test_bfloat16_on_this_machine():
+    text = Path("/proc/cpuinfo").read_text(encoding="utf-8")
+    flags = set(re.search(r"^(?:flags|Features)\s*:(.*)", text, re.MULTILINE)[1].split())
+    assert (bfloat16_obstacle() is None) == bool(flags & {"avx512_bf16", "bf16"})
 
 
 def replica_of(network: nn.Module) -> nn.Module:

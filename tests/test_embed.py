@@ -13,6 +13,7 @@ import time
 from contextlib import suppress
 from itertools import count
 from pathlib import Path
+from unittest.mock import MagicMock
 
 import datasets
 import h5py
@@ -27,6 +28,7 @@ from modeling_elmo.conversion.formats import convert_checkpoint, load_for_export
 from modeling_elmo.conversion.original import OriginalCheckpoint
 from modeling_elmo.elmo_operators import int8_obstacle
 from modeling_elmo.run_scripts import embed
+from modeling_elmo.run_scripts.program import processes
 from modeling_elmo.run_scripts.program.files import load_pretrained
 from modeling_elmo.run_scripts.vectors import embedding, outputs
 from modeling_elmo.run_scripts.vectors.lines import fasta_records
@@ -185,6 +187,17 @@ def test_bfloat16_computation(model_dir, loaded, corpus, tmp_path):
     found = read(run(model_dir, tmp_path / "v.hdf5", input=corpus, compute_dtype="bfloat16", layers="top"))
     assert found[0].dtype == np.float32
     assert_close(found, [alone(loaded, line.split(), "top") for line in LINES], 0.05)
+
+
+@pytest.mark.parametrize("obstacle", [None, "this processor has no instructions for bfloat16"])
+def test_without_its_instructions_bfloat16_becomes_float32(obstacle, model_dir, corpus, tmp_path, monkeypatch):
+    """The settings of the unfinished output name what was computed."""
+    monkeypatch.setattr(processes, "bfloat16_obstacle", lambda: obstacle)
+    monkeypatch.setattr(outputs.PartsFolder, "assemble", MagicMock(side_effect=KeyboardInterrupt))
+    with pytest.raises(KeyboardInterrupt):
+        run(model_dir, tmp_path / "v.hdf5", input=corpus, compute_dtype="bfloat16", layers="top")
+    settings = json.loads((tmp_path / "v.hdf5.parts" / "settings.json").read_text(encoding="utf-8"))
+    assert settings["compute_dtype"] == ("bfloat16" if obstacle is None else "float32")
 
 
 @pytest.mark.skipif(int8_obstacle() is not None, reason=f"8 bits are not fast here: {int8_obstacle()}")

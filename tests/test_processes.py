@@ -14,10 +14,12 @@ import pytest
 import torch
 
 from modeling_elmo import ELMoConfig, ELMoForPreTraining, ELMoForTokenClassification
+from modeling_elmo.run_scripts.program import processes
 from modeling_elmo.run_scripts.program.processes import (
     LOCK,
     check_processes,
     check_workers,
+    computes_bfloat16,
     join_processes,
     local_device,
     sole_run,
@@ -185,3 +187,14 @@ def test_a_killed_run_holds_no_folder(tmp_path):
                 pass
         finally:
             os.kill(worker, signal.SIGKILL)
+
+
+@pytest.mark.parametrize("obstacle", [None, "this processor has no instructions for bfloat16"])
+def test_a_processor_without_bfloat16_computes_in_float32(obstacle, monkeypatch, warnings_of_transformers):
+    monkeypatch.setattr(processes, "bfloat16_obstacle", lambda: obstacle)
+    assert computes_bfloat16("cuda", "--bf16")
+    assert [computes_bfloat16("cpu", "--bf16") for _ in range(2)] == [obstacle is None] * 2
+    told = (
+        "--bf16: this processor has no instructions for bfloat16, so float32 is faster. This run computes in float32."
+    )
+    assert warnings_of_transformers.messages == ([] if obstacle is None else [told])

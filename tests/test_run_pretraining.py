@@ -27,6 +27,7 @@ from modeling_elmo.run_scripts.cards.card import read_result
 from modeling_elmo.run_scripts.pretraining import loop
 from modeling_elmo.run_scripts.pretraining.corpus import Corpus
 from modeling_elmo.run_scripts.pretraining.loop import PretrainingArguments
+from modeling_elmo.run_scripts.program import processes
 from modeling_elmo.run_scripts.program.processes import sole_run
 
 SHORT = {"max_steps": 2, "eval_steps": 100, "save_steps": 100}
@@ -275,6 +276,41 @@ def test_tf32_is_for_cuda(tmp_path, monkeypatch):
     accelerator, received = SimpleNamespace(num_processes=1, mixed_precision="no", log_with=["tensorboard"]), []
     monkeypatch.setattr(run_pretraining, "Accelerator", lambda **_: accelerator)
     monkeypatch.setattr(torch, "set_float32_matmul_precision", received.append)
+@pytest.mark.parametrize("by_launcher", [False, True])
+@pytest.mark.parametrize("obstacle", [None, "this processor has no instructions for bfloat16"])
+def test_bfloat16_needs_its_instructions(obstacle, by_launcher, tmp_path, monkeypatch, warnings_of_transformers):
+    """Without them the run computes in float32, and its record says so."""
+    monkeypatch.setattr(processes, "bfloat16_obstacle", lambda: obstacle)
+    precisions, plain = [], run_pretraining.make_accelerator
+
+    def make_accelerator(arguments: PretrainingArguments):
+        accelerator = plain(arguments)
+        precisions.append(accelerator.mixed_precision)
+        return accelerator
+
+    monkeypatch.setattr(run_pretraining, "make_accelerator", make_accelerator)
+    if by_launcher:
+        monkeypatch.setenv("ACCELERATE_MIXED_PRECISION", "bf16")
+    AcceleratorState._reset_state(reset_partial_state=True)  # one precision for all runs of a process
+    pretrain(tmp_path, **SHORT, bf16=not by_launcher)
+    AcceleratorState._reset_state(reset_partial_state=True)
+    assert precisions == ["bf16" if obstacle is None else "no"]
+    assert read_result(tmp_path / "run", "pretraining")["settings"].get("bf16", False) == (obstacle is None)
+    told = [message for message in warnings_of_transformers.messages if "float32" in message]
+    assert told == (
+        [] if obstacle is None else [f"--bf16: {obstacle}, so float32 is faster. This run computes in float32."]
+    )
+
+
+def test_the_survey_compares_the_text_with_the_rules_of_the_tokenizer(tmp_path, warnings_of_transformers):
+    options = {**SHORT, "train_file": FIXTURES.parent / "text" / "inaugural_heldout.txt"}
+    pretrain(tmp_path, **options)
+    assert "Pass --pre_tokenization treebank for a new model" in warnings_of_transformers.text
+    warnings_of_transformers.clear()
+    pretrain(tmp_path, **options, output_dir=tmp_path / "right", pre_tokenization="treebank")
+    assert "pre_tokenization" not in warnings_of_transformers.text
+
+
     for device, tf32 in (("cuda", True), ("cuda", False), ("cpu", True)):
         accelerator.device = torch.device(device)
         run_pretraining.make_accelerator(PretrainingArguments(output_dir=str(tmp_path), tf32=tf32))

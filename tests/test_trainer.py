@@ -25,6 +25,7 @@ from modeling_elmo.run_scripts.fine_tuning.trainer import (
     TaskTrainingArguments,
     last_checkpoint,
 )
+from modeling_elmo.run_scripts.program import processes
 
 
 @pytest.fixture(scope="module")
@@ -119,6 +120,23 @@ def test_tf32_is_on_where_it_exists(given, chosen, tmp_path, monkeypatch):
     monkeypatch.setattr(training_args, "enable_tf32", received.append)
     TaskTrainingArguments(output_dir=str(tmp_path), tf32=given)
     assert received == chosen
+
+
+@pytest.mark.parametrize("by_launcher", [False, True])
+@pytest.mark.parametrize("obstacle", [None, "this processor has no instructions for bfloat16"])
+def test_bfloat16_needs_its_instructions(obstacle, by_launcher, tmp_path, monkeypatch, warnings_of_transformers):
+    """Without them a CPU computes in float32, and the record says so."""
+    monkeypatch.setattr(processes, "bfloat16_obstacle", lambda: obstacle)
+    if by_launcher:
+        monkeypatch.setenv("ACCELERATE_MIXED_PRECISION", "bf16")
+    given = TaskTrainingArguments(output_dir=str(tmp_path), use_cpu=True, bf16=not by_launcher)
+    copied = given.for_trainer("f1", has_validation=True)
+    is_bfloat16 = obstacle is None
+    for training in (given, copied):
+        assert training.recorded()["bf16"] == is_bfloat16
+        assert training.mixed_precision == ("bf16" if is_bfloat16 else "no")
+    expected = f"--bf16: {obstacle}, so float32 is faster. This run computes in float32."
+    assert warnings_of_transformers.messages == ([] if is_bfloat16 else [expected])
 
 
 def test_each_process_on_its_own_is_refused(tmp_path, monkeypatch):

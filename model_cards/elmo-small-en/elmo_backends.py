@@ -55,6 +55,7 @@ MANY_ROWS = 256  # with fewer, the copy of a transposed gradient costs more than
 FEW_VALUES = 2**12  # starting three operators costs more than one that is slower
 FEW_MULTIPLICATIONS = 3e6  # of a step: below, one thread is faster than two that work at once
 FEW_IN_TRAINING = 10e6
+HAS_AVX512_BFLOAT16 = "cpu._is_avx512_bf16_supported"
 PROFILER = "autograd._profiler_enabled"
 HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")  # of a module
 DISPATCH_MODE = "utils._python_dispatch._get_current_dispatch_mode"
@@ -513,7 +514,11 @@ def bfloat16_obstacle() -> str | None:
     """The reason why this machine's CPU has no fast products in bfloat16, or `None`."""
     if not onednn_dtypes():
         return "this build of torch has no products of oneDNN"
-    return None if torch.bfloat16 in onednn_dtypes() else "this processor has no instructions for bfloat16"
+    has_instructions = torch.bfloat16 in onednn_dtypes()
+    if has_instructions and platform.machine().lower() in ("x86_64", "amd64"):
+        # There oneDNN also emulates bfloat16 with older instructions, which takes longer than float32.
+        has_instructions = question(HAS_AVX512_BFLOAT16)()
+    return None if has_instructions else "this processor has no instructions for bfloat16"
 
 
 def _has_onednn(tensor: Tensor) -> bool:

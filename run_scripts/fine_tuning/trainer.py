@@ -1,6 +1,7 @@
 """Trainer for task heads: its arguments with the paper's defaults, its optimizer, and averaged weights."""
 
 import math
+import os
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -23,7 +24,12 @@ from modeling_elmo.modeling_elmo_heads import ELMoForTokenClassification
 from modeling_elmo.run_scripts.cards.card import check_repository
 from modeling_elmo.run_scripts.program.command_line import option
 from modeling_elmo.run_scripts.program.files import broken_weights, sync, writing
-from modeling_elmo.run_scripts.program.processes import check_processes, check_workers, has_accelerator
+from modeling_elmo.run_scripts.program.processes import (
+    check_processes,
+    check_workers,
+    computes_bfloat16,
+    has_accelerator,
+)
 
 logger = logging.get_logger(__name__)
 
@@ -102,10 +108,15 @@ class TaskTrainingArguments(TrainingArguments):
             self.tf32 = True
         given = {name: getattr(self, name) for name in ("metric_for_best_model", "greater_is_better")}
         super().__post_init__()
+        by_launcher = os.environ.get("ACCELERATE_MIXED_PRECISION") == "bf16" and not self.fp16
+        wants_bf16 = self.bf16 or by_launcher
+        self.bf16 = wants_bf16 and (not self.use_cpu or computes_bfloat16("cpu", "--bf16"))  # for the record, too
         self.__dict__.update(given)  # which Trainer replaces by the loss; `for_trainer` knows the metric
         check_processes(self.world_size)
 
     def rehearse(self):
+        if wants_bf16 and not self.bf16:
+            self.mixed_precision = "no"  # super has read the launcher's
         """Trains a tiny head for a step, for Trainer refuses many options only when it trains, after all is encoded."""
         if self.fsdp or self.deepspeed:  # whose engines are set up for the first model of a process
             return

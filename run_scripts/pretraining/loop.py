@@ -81,7 +81,7 @@ class PretrainingArguments(OptimizationArguments):
     fsdp_softmax: bool = option(
         False, "Shard a full or adaptive softmax and its optimizer state over the devices (FSDP 2)."
     )
-    bf16: bool = option(False, "Mixed precision in bfloat16.")
+    bf16: bool = option(False, "Mixed precision in bfloat16; float32 on a CPU without its instructions.")
     tf32: bool = option(True, "TF32 for products of float32 matrices on CUDA.")
     torch_compile: bool = option(False, "Compile the model with torch.compile, except the loop over time steps.")
     use_cpu: bool = option(False, "Train on the CPU even if there is an accelerator.")

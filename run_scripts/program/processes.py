@@ -12,6 +12,11 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from filelock import FileLock, Timeout
+from transformers.utils import logging
+
+from modeling_elmo.elmo_backends import bfloat16_obstacle
+
+logger = logging.get_logger(__name__)
 
 LOCK = ".lock"
 IMPORTED_IN = os.getpid()
@@ -20,6 +25,14 @@ IMPORTED_IN = os.getpid()
 def has_accelerator() -> bool:
     """Without one, accelerate must be told to use the CPU: else each process of `torchrun` is a run of its own."""
     return torch.accelerator.is_available()
+
+
+def computes_bfloat16(device: str, option: str) -> bool:
+    """Whether an option for bfloat16 is good for a device; a CPU without its instructions computes in float32."""
+    obstacle = bfloat16_obstacle() if device == "cpu" else None
+    if obstacle:
+        logger.warning_once(f"{option}: {obstacle}, so float32 is faster. This run computes in float32.")
+    return obstacle is None
 
 
 def check_processes(number: int):

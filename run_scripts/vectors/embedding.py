@@ -13,7 +13,7 @@ from transformers import AutoModel, AutoTokenizer
 import modeling_elmo  # noqa: F401 (registers ELMo with the Auto classes)
 from modeling_elmo.elmo_inputs import warn_once
 from modeling_elmo.run_scripts.program.files import check_model, load_pretrained
-from modeling_elmo.run_scripts.program.processes import local_device
+from modeling_elmo.run_scripts.program.processes import computes_bfloat16, local_device
 from modeling_elmo.run_scripts.vectors.lines import InputLine, group_by_tokens, length_sorted_batches, to_line
 from modeling_elmo.run_scripts.vectors.outputs import VectorBlock
 from modeling_elmo.tokenization.elmo_characters import checked_sentences
@@ -167,7 +167,8 @@ def load_model_and_tokenizer(
         raise ValueError(f"--compute_dtype int8 is for CPUs, not for --device {device}; pass bfloat16.")
     place = local_device(device or ("cpu" if int8 else None))
     trust = {"trust_remote_code": trust_remote_code}
-    dtype = torch.float32 if int8 else getattr(torch, compute_dtype)
+    is_float32 = int8 or (compute_dtype == "bfloat16" and not computes_bfloat16(place.type, "--compute_dtype bfloat16"))
+    dtype = torch.float32 if is_float32 else getattr(torch, compute_dtype)
     model = load_pretrained(auto_class, name, dtype=dtype, **trust, **config)
     model = model.quantize() if int8 else model
     return model.eval().to(place), load_pretrained(AutoTokenizer, name, **trust)
