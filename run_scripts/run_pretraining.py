@@ -113,8 +113,9 @@ def pretrain(
     training = Pretraining(accelerator, training_args, model, tokenizer, corpus, corpus_args, survey, held_out)
     training.progress.base_model = model_args.model_name_or_path
     if checkpoint is not None:
-        training.restore(checkpoint)
+        learning_rate = training.restore(checkpoint)
         check_same_model(model.config, tokenizer, training.progress.settings or {}, model_args, checkpoint)
+        training.tell_where_it_continues(checkpoint, learning_rate)
     else:
         training.progress.earlier_trainings = trainings_of(model_args.model_name_or_path)
         continue_adagrad(training, model_args)
@@ -140,6 +141,11 @@ def pretrain(
 
 def check_texts(corpus: CorpusArguments, training: PretrainingArguments) -> Corpus | None:
     """Refuses options of the texts that do not fit the loop. Returns the held-out text, if there is one."""
+    if training.resume_from_checkpoint and not corpus.train_file and corpus.dataset is None:
+        raise ValueError(
+            f"--resume_from_checkpoint {training.resume_from_checkpoint}: the training text is missing. Run the same "
+            "command as before, with this option added."
+        )
     if corpus.streaming and training.max_steps <= 0:
         raise ValueError("--streaming: the size of the data set is unknown; pass --max_steps.")
     if corpus.context == "stream" and training.dataloader_num_workers > 1:
@@ -162,16 +168,16 @@ def make_accelerator(arguments: PretrainingArguments) -> Accelerator:
     trackers = [name for name in arguments.report_to.split(",") if name != "none"]
     if trackers == ["tensorboard"] and not is_tensorboard_available():
         trackers = []  # tensorboard is only the default
+    is_cpu = arguments.use_cpu or not has_accelerator()
+    precision = "bf16" if arguments.bf16 else os.environ.get("ACCELERATE_MIXED_PRECISION")
+    if precision == "bf16" and is_cpu and not computes_bfloat16("cpu", "--bf16"):
+        precision = "no"
     accelerator = Accelerator(
         mixed_precision=precision,
         cpu=is_cpu,
         log_with=trackers or None,
         project_dir=arguments.output_dir,
         # The other processes wait while the main process counts the words of a large text.
-    is_cpu = arguments.use_cpu or not has_accelerator()
-    precision = "bf16" if arguments.bf16 else os.environ.get("ACCELERATE_MIXED_PRECISION")
-    if precision == "bf16" and is_cpu and not computes_bfloat16("cpu", "--bf16"):
-        precision = "no"
         kwargs_handlers=[InitProcessGroupKwargs(timeout=timedelta(days=1))],
     )
     if absent := {*trackers} - {"all", *map(str, accelerator.log_with)}:
@@ -181,13 +187,13 @@ def make_accelerator(arguments: PretrainingArguments) -> Accelerator:
     check_processes(accelerator.num_processes)
     if accelerator.mixed_precision not in ("no", "bf16"):
         raise ValueError(f"accelerate was given mixed_precision {accelerator.mixed_precision!r}; pass 'no' or 'bf16'.")
+    arguments.bf16 = accelerator.mixed_precision == "bf16"  # for the record of the run
     return accelerator
 
 
 def checkpoint_to_resume(output_dir: Path, name: str | None, accelerator: Accelerator) -> Path | None:
     checkpoints = Checkpoints(output_dir, save_total_limit=None)
     checkpoints.to_resume(name)  # nothing is removed from a folder that is refused
-    arguments.bf16 = accelerator.mixed_precision == "bf16"  # for the record of the run
     accelerator.wait_for_everyone()
     on_main_process(accelerator, checkpoints.clean)
     return checkpoints.to_resume(name)

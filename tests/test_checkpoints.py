@@ -257,11 +257,15 @@ def test_what_is_resumed(tmp_path):
 @pytest.mark.parametrize(
     ("folder", "name", "message"),
     [
-        ("run", None, "run already holds checkpoint-10"),
+        (
+            "run",
+            None,
+            "run already holds checkpoint-10.*, or run the command that wrote it with --resume_from_checkpoint",
+        ),
         ("run", "other/checkpoint-5", "other/checkpoint-5: .*run already holds checkpoint-10, and the two runs"),
         ("run", "run", "run: .*training_state.pt.* checkpoint-5, checkpoint-10"),
         ("run", "run/.checkpoint-11.unfinished", "not a complete checkpoint"),
-        ("thesis", None, "thesis already holds thesis.tex"),
+        ("thesis", None, "thesis already holds thesis.tex. Pass a new or an empty folder.$"),
         ("thesis", "other/checkpoint-5", "thesis already holds thesis.tex"),
         ("new", "last", "last: .*new holds no checkpoints"),
     ],

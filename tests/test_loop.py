@@ -141,11 +141,44 @@ def test_resuming_what_is_finished_changes_nothing(finish, tmp_path):
     assert_same(again.progress.log, first.progress.log)
 
 
-def test_a_new_learning_rate_counts_on_resuming(tmp_path):
+def test_a_new_learning_rate_counts_on_resuming(tmp_path, capsys):
     """As the message for a loss that is not a number advises."""
     pretrain(tmp_path, optim="adagrad", max_steps=7)
     run = pretrain(tmp_path, optim="adagrad", learning_rate=0.01, max_steps=14, resume_from_checkpoint="last")
     assert run.progress.log[-2]["learning_rate"] == pytest.approx(0.01)
+    told = "--learning_rate was 0.2 and is now 0.01, which moves the constant schedule: the learning rate is 0.01 here"
+    assert told in capsys.readouterr().out
+
+
+def test_a_resumed_run_tells_where_it_continues_and_whether_the_schedule_moved(tmp_path, capsys):
+    """With a linear schedule without warm-up, whose learning rates are easily computed."""
+    options = {"lr_scheduler_type": "linear", "warmup_steps": 0, "learning_rate": 0.01}
+    run = pretrain(tmp_path, **options, max_steps=14)
+    shutil.rmtree(tmp_path / "run" / "checkpoint-14")
+    epoch = next(entry["epoch"] for entry in run.progress.log if entry["step"] == 7)
+    capsys.readouterr()
+
+    def told(name: str, **more) -> str:
+        shutil.copytree(tmp_path / "run" / "checkpoint-7", tmp_path / name / "checkpoint-7")
+        pretrain(tmp_path, output_dir=tmp_path / name, resume_from_checkpoint="last", **options | more)
+        return capsys.readouterr().out
+
+    same = told("same", max_steps=14)
+    assert f"Continuing {tmp_path / 'same' / 'checkpoint-7'} at step 7 of 14, epoch {epoch:.2f}.\n" in same
+    assert "moves" not in same
+    longer = told("longer", max_steps=28)
+    assert "at step 7 of 28, " in longer
+    moved = "--max_steps was 14 and is now 28, which moves the linear schedule: the learning rate is 0.0075 here"
+    assert f"{moved}, and was 0.005. To keep the schedule" in longer
+    epochs = told("epochs", max_steps=None, num_train_epochs=3)
+    assert "--max_steps was 14 and is now -1 and --num_train_epochs was 10.0 and is now 3.0, which moves" in epochs
+
+
+def test_a_constant_schedule_does_not_move(tmp_path, capsys):
+    pretrain(tmp_path, optim="adagrad", max_steps=3)
+    capsys.readouterr()
+    pretrain(tmp_path, optim="adagrad", max_steps=5, resume_from_checkpoint="last")
+    assert "at step 3 of 5, " in (printed := capsys.readouterr().out) and "moves" not in printed
 
 
 # A process that is killed or stopped
@@ -220,7 +253,9 @@ def test_a_signal_stops_with_a_checkpoint(tmp_path, capfd):
     assert process.exitcode == 128 + signal.SIGTERM
     (step,) = steps_of(tmp_path / "run")
     assert met <= step <= met + 2  # the current step, and the next one if its batch was already read
-    assert re.search(rf"Stopped at step {step} by signal 15; \S+/checkpoint-{step} is complete", capfd.readouterr().out)
+    told = capfd.readouterr().out
+    assert re.search(rf"Stopped at step {step} by signal 15; \S+/checkpoint-{step} is complete", told)
+    assert "To continue, run the same command with --resume_from_checkpoint last." in told
     assert not (tmp_path / "run" / "config.json").exists()  # not published
     pretrain(tmp_path, resume_from_checkpoint="last", **options)
     pretrain(tmp_path, output_dir=tmp_path / "whole", **options)
@@ -290,7 +325,7 @@ def test_a_run_in_a_thread_leaves_the_signals_alone():
 def test_weights_of_another_process_that_are_not_numbers_are_an_error_here():
     accelerator = SimpleNamespace(reduce=lambda is_finite: is_finite + 1, num_processes=2)
     model, progress = torch.nn.Linear(2, 2), SimpleNamespace(step=7)
-    run = SimpleNamespace(accelerator=accelerator, plain_model=model, progress=progress, _last_good_checkpoint=str)
+    run = SimpleNamespace(accelerator=accelerator, plain_model=model, progress=progress, _again_with=str)
     Pretraining._check_weights(run)
     accelerator.reduce = lambda is_finite: is_finite + 0
     with pytest.raises(FloatingPointError, match="Weights after step 7 are not numbers"):
@@ -307,10 +342,17 @@ def test_sparse_gradients_on_mps_need_torch_2_9(tmp_path, monkeypatch):
 
 def test_a_loss_that_is_not_a_number(tmp_path, monkeypatch):
     change_steps(monkeypatch, before=lambda run, _: break_weights(run) if run.progress.step == 5 else None)
-    message = "The loss of step 6 is not a number. .*run/checkpoint-5. .* --learning_rate or --max_grad_norm"
+    again = "Run the same command with --resume_from_checkpoint last and a lower --learning_rate or --max_grad_norm"
+    message = f"The loss of step 6 is not a number. The last good checkpoint is .*run/checkpoint-5. {again}"
     with pytest.raises(FloatingPointError, match=message):
         pretrain(tmp_path, save_steps=1, logging_steps=100, eval_steps=100, max_steps=7)
     assert steps_of(tmp_path / "run") == [1, 2, 3, 4, 5]
+
+
+def test_a_loss_that_is_not_a_number_before_the_first_checkpoint(tmp_path, monkeypatch):
+    change_steps(monkeypatch, before=lambda run, _: break_weights(run))
+    with pytest.raises(FloatingPointError, match="no checkpoint yet. Run the same command with a lower --learning"):
+        pretrain(tmp_path, logging_steps=1)
 
 
 def test_broken_weights_are_not_saved(tmp_path, monkeypatch):

@@ -58,6 +58,10 @@ REFUSED = [
         {"validation_file": None, "validation_split": "train[90%:]"},
         r"train\[90%:\] is also training data.*--split",
     ),
+    (
+        {"train_file": None, "resume_from_checkpoint": "last"},
+        "--resume_from_checkpoint last: the training text is missing. Run the same command as before",
+    ),
     ({"validation_file": "nowhere.txt"}, r"nowhere\.txt: no file found"),
     ({"dataset_config": "x"}, "--dataset_config x .* without --dataset"),
     ({"streaming": True, "max_steps": None}, "--streaming: .* --max_steps"),
@@ -272,10 +276,6 @@ def test_accelerates_own_half_precision_is_refused(tmp_path, monkeypatch):
     AcceleratorState._reset_state(reset_partial_state=True)
 
 
-def test_tf32_is_for_cuda(tmp_path, monkeypatch):
-    accelerator, received = SimpleNamespace(num_processes=1, mixed_precision="no", log_with=["tensorboard"]), []
-    monkeypatch.setattr(run_pretraining, "Accelerator", lambda **_: accelerator)
-    monkeypatch.setattr(torch, "set_float32_matmul_precision", received.append)
 @pytest.mark.parametrize("by_launcher", [False, True])
 @pytest.mark.parametrize("obstacle", [None, "this processor has no instructions for bfloat16"])
 def test_bfloat16_needs_its_instructions(obstacle, by_launcher, tmp_path, monkeypatch, warnings_of_transformers):
@@ -311,6 +311,10 @@ def test_the_survey_compares_the_text_with_the_rules_of_the_tokenizer(tmp_path, 
     assert "pre_tokenization" not in warnings_of_transformers.text
 
 
+def test_tf32_is_for_cuda(tmp_path, monkeypatch):
+    accelerator, received = SimpleNamespace(num_processes=1, mixed_precision="no", log_with=["tensorboard"]), []
+    monkeypatch.setattr(run_pretraining, "Accelerator", lambda **_: accelerator)
+    monkeypatch.setattr(torch, "set_float32_matmul_precision", received.append)
     for device, tf32 in (("cuda", True), ("cuda", False), ("cpu", True)):
         accelerator.device = torch.device(device)
         run_pretraining.make_accelerator(PretrainingArguments(output_dir=str(tmp_path), tf32=tf32))

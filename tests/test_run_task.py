@@ -339,7 +339,7 @@ def test_a_run_resumes_with_its_own_settings_only(place, tmp_path, monkeypatch):
     other.write_text((TASKS / "wnut17_train.conll").read_text(encoding="utf-8") + "more\tO\n", encoding="utf-8")
     with pytest.raises(ValueError, match="last: .* other settings: data_digest '"):
         train_head("ner", folder, **again | {"train_file": other})
-    with pytest.raises(FileExistsError, match="pass another --output_dir, or --resume_from_checkpoint"):
+    with pytest.raises(FileExistsError, match="pass another --output_dir, or run its command with --resume_from"):
         train_head("ner", folder, **options)
     with pytest.raises(FileExistsError, match=f"{folder / 'run'} holds a model of another run; pass another"):
         checkpoint = next((tmp_path / "stopped").glob("checkpoint-*"))

@@ -2,6 +2,7 @@
 
 import math
 import re
+import shutil
 import sys
 from pathlib import Path
 from unittest.mock import MagicMock
@@ -276,6 +277,24 @@ def test_a_stopped_run_resumes_with_its_weights_and_its_average(place, tmp_path,
     assert record["metrics"] == expected["metrics"] and record["epochs"] == 3
     assert record["curve"] == expected["curve"] and "seconds" not in record
     assert_same_weights(tmp_path / "stopped", tmp_path / "whole")
+
+
+@pytest.mark.parametrize("schedule", ["linear", "constant"])
+def test_a_resumed_run_tells_where_it_continues_and_whether_the_schedule_moved(
+    schedule, place, tmp_path, monkeypatch, capsys
+):
+    options = {"lr_scheduler_type": schedule}
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(head, "TaskTrainer", stopping_trainer("on_save"))
+        train(place, tmp_path / "same", **options)
+    shutil.copytree(tmp_path / "same", tmp_path / "longer")
+    assert "Continuing" not in capsys.readouterr().out
+    train(place, tmp_path / "same", **options, resume_from_checkpoint="last")
+    told = capsys.readouterr().out
+    assert f"Continuing {tmp_path / 'same' / 'checkpoint-6'} at step 6, epoch 1.\n" in told and "moves" not in told
+    train(place, tmp_path / "longer", **options, num_train_epochs=4, resume_from_checkpoint="last")
+    moved = "The run had 18 steps and now has 24, which moves the linear schedule of the learning rate. To keep"
+    assert (moved in capsys.readouterr().out) == (schedule == "linear")
 
 
 def test_adadelta_takes_zeilers_steps(place, tmp_path, steps):

@@ -55,7 +55,7 @@ def begin_run(task: Task, head: HeadArguments, training: TaskTrainingArguments):
     checkpoint = training.checkpoint()
     is_own = checkpoint is not None and Path(checkpoint).resolve().parent == folder.resolve()
     if holds_model(folder) and not is_own:
-        advice = ", or --resume_from_checkpoint last to continue it" if last_checkpoint(folder) else ""
+        advice = ", or run its command with --resume_from_checkpoint last" if last_checkpoint(folder) else ""
         raise FileExistsError(f"{folder} holds a model of another run; pass another --output_dir{advice}.")
     if checkpoint is not None:
         path = Path(checkpoint).parent / RUN_SETTINGS

@@ -16,7 +16,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from torch.optim.lr_scheduler import LRScheduler, StepLR
 from torch.utils.data import SequentialSampler
-from transformers import ProgressCallback, Trainer, TrainerCallback, TrainingArguments
+from transformers import ProgressCallback, Trainer, TrainerCallback, TrainerState, TrainingArguments
 from transformers.utils import is_torch_tf32_available, logging
 
 from modeling_elmo import ELMoConfig
@@ -50,6 +50,8 @@ FIXED_OPTIONS: dict[str, Any] = {
 }
 NOT_PRINTED = ("_per_second", "epoch", "total_flos")  # of the log
 TRAINED = "trained_weights.safetensors"  # in a checkpoint, whose model has the averages
+# Schedules that do not depend on the number of steps.
+ENDLESS_SCHEDULES = ("constant", "constant_with_warmup", "inverse_sqrt", "reduce_lr_on_plateau", "greedy")
 DECAY_STEPS = 100  # of `lr_decay`, as in the code of Lee et al. (2017)
 DIVERGED = "training diverged. Pass a smaller --learning_rate, or other options of the optimizer."
 ADADELTA_HELP = "Adadelta (rho 0.95); --no_adadelta uses --optim."
@@ -104,19 +106,19 @@ class TaskTrainingArguments(TrainingArguments):
             logger.warning(f"Ignored, because the task or another option decides it: --{name}.")
         if not has_accelerator():
             self.use_cpu = True
+        by_launcher = os.environ.get("ACCELERATE_MIXED_PRECISION") == "bf16" and not self.fp16
+        wants_bf16 = self.bf16 or by_launcher
+        self.bf16 = wants_bf16 and (not self.use_cpu or computes_bfloat16("cpu", "--bf16"))  # for the record, too
         if self.tf32 is None and not self.use_cpu and is_torch_tf32_available():
             self.tf32 = True
         given = {name: getattr(self, name) for name in ("metric_for_best_model", "greater_is_better")}
         super().__post_init__()
-        by_launcher = os.environ.get("ACCELERATE_MIXED_PRECISION") == "bf16" and not self.fp16
-        wants_bf16 = self.bf16 or by_launcher
-        self.bf16 = wants_bf16 and (not self.use_cpu or computes_bfloat16("cpu", "--bf16"))  # for the record, too
+        if wants_bf16 and not self.bf16:
+            self.mixed_precision = "no"  # super has read the launcher's
         self.__dict__.update(given)  # which Trainer replaces by the loss; `for_trainer` knows the metric
         check_processes(self.world_size)
 
     def rehearse(self):
-        if wants_bf16 and not self.bf16:
-            self.mixed_precision = "no"  # super has read the launcher's
         """Trains a tiny head for a step, for Trainer refuses many options only when it trains, after all is encoded."""
         if self.fsdp or self.deepspeed:  # whose engines are set up for the first model of a process
             return
@@ -228,6 +230,7 @@ class TaskTrainer(Trainer):
                 f"--ema_decay {args.ema_decay} needs whole weights, but FSDP and DeepSpeed split them; pass 0."
             )
         self.average = MovingAverage(self.model, args.ema_decay) if args.ema_decay else None
+        self.resumed_from: TrainerState | None = None
         for callback in (self.average, self.data_collator):  # some collators draw anew in each epoch
             if isinstance(callback, TrainerCallback):
                 self.add_callback(callback)
@@ -243,7 +246,18 @@ class TaskTrainer(Trainer):
         decay = getattr(self.args, "lr_decay", 1)  # of coreference: a schedule that transformers lacks
         if self.lr_scheduler is None and decay != 1:  # type: ignore[has-type]  # set by Trainer
             self.lr_scheduler = StepLR(optimizer or self.optimizer, DECAY_STEPS, decay)
+        has_moved = self.resumed_from is not None and self.resumed_from.max_steps != num_training_steps
+        if has_moved and decay == 1 and self.args.lr_scheduler_type not in ENDLESS_SCHEDULES:
+            self._tell(
+                f"The run had {self.resumed_from.max_steps:,} steps and now has {num_training_steps:,}, which moves "
+                f"the {self.args.lr_scheduler_type.value} schedule of the learning rate. To keep the schedule, pass "
+                "the same --num_train_epochs and --max_steps."
+            )
         return super().create_scheduler(num_training_steps, optimizer)
+
+    def _tell(self, text: str):
+        if self.is_world_process_zero():
+            print(text)
 
     def _get_eval_sampler(self, eval_dataset: Dataset) -> SequentialSampler | None:
         # Predictions are matched to examples by order. Trainer would group them by length if training does.
@@ -305,6 +319,8 @@ class TaskTrainer(Trainer):
 
     def _load_from_checkpoint(self, resume_from_checkpoint: str, model=None):
         super()._load_from_checkpoint(resume_from_checkpoint, model)
+        state = self.resumed_from = TrainerState.load_from_json(str(Path(resume_from_checkpoint, "trainer_state.json")))
+        self._tell(f"Continuing {resume_from_checkpoint} at step {state.global_step:,}, epoch {state.epoch:.4g}.")
         if self.average is not None:
             self.average.load_trained(Path(resume_from_checkpoint))
 

@@ -159,9 +159,11 @@ class Checkpoints:
         last = self.last()
         others = [path.name for path in self.output_dir.glob("[!.]*") if path.name not in WRITTEN_FIRST]
         if others and (name is None or last is None):
+            advice = "Pass a new or an empty folder"
+            if last is not None:
+                advice += ", or run the command that wrote it with --resume_from_checkpoint last to continue it"
             raise FileExistsError(
-                f"--output_dir {self.output_dir} already holds {', '.join(sorted(others)[:10])}. Continue its last "
-                "checkpoint, if it has one, with --resume_from_checkpoint last, or pass a new or an empty folder."
+                f"--output_dir {self.output_dir} already holds {', '.join(sorted(others)[:10])}. {advice}."
             )
         if name is None:
             return None

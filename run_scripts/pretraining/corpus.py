@@ -37,12 +37,6 @@ logger = logging.get_logger(__name__)
 
 WORDS_OF_A_PARAGRAPH = 60  # in a line, on average
 
-SourceLine = tuple[str, int]  # a file and the line, from 1; or a data set and the row, from 0
-SentenceText = str | list[str]  # a line of text, or the words of a sentence
-SourceSentence = tuple[SourceLine, SentenceText]
-
-
-@dataclass(kw_only=True)
 # How the rules split English contractions: an example, and the words that show it in a text.
 CONTRACTIONS = {"moses": ("didn 't", "'t after didn"), "treebank": ("did n't", "n't or -LRB-")}
 TREEBANK_WORDS = frozenset(["n't", "N'T", "n’t"])
@@ -53,6 +47,12 @@ SIGNS_OF_SPLITTING = frozenset([*TREEBANK_WORDS, *MOSES_WORDS, *RAW_WORDS, "'t",
 SIGNS_OF_SPLITTING |= {*TREEBANK_SIGNS, *TREEBANK_SIGNS.values()}
 FEW_LINES, SMALL_SHARE = 3, 1e-4  # fewer lines with such words may only mention or quote them
 
+SourceLine = tuple[str, int]  # a file and the line, from 1; or a data set and the row, from 0
+SentenceText = str | list[str]  # a line of text, or the words of a sentence
+SourceSentence = tuple[SourceLine, SentenceText]
+
+
+@dataclass(kw_only=True)
 class SentencesArguments(DatasetArguments):
     """Options of programs that read sentences."""
 
@@ -112,12 +112,6 @@ class Survey(NamedTuple):
         return np.log((counts_V + 0.5) / (self.words + self.lines + vocab_size / 2))
 
 
-@dataclass(frozen=True)
-class Corpus:
-    """Sentences from files or from a split of a data set. Each process opens its own files when it reads them.
-
-    A sentence is a line of a text file, a line of the text of a record or row, or the list of words of a record or row.
-    Blank lines and empty lists are skipped.
 class SplitCheck:
     """Compares the words of a text, if it was split before, with those that a tokenizer makes of raw text.
 
@@ -191,6 +185,12 @@ class SplitCheck:
         return number >= max(FEW_LINES, SMALL_SHARE * self.lines)
 
 
+@dataclass(frozen=True)
+class Corpus:
+    """Sentences from files or from a split of a data set. Each process opens its own files when it reads them.
+
+    A sentence is a line of a text file, a line of the text of a record or row, or the list of words of a record or row.
+    Blank lines and empty lists are skipped.
     """
 
     files: tuple[str, ...] = ()
@@ -269,6 +269,7 @@ class SplitCheck:
         split: Callable[[str], list[str]] = str.split,
         alphabet: str = "utf8",
         ids_of: Callable[[list[str]], Iterable[int]] | None = None,
+        rules: str = "whitespace",
     ) -> Survey | None:
         """Reads the whole corpus once, which finds broken lines before training; `None` for a streamed data set.
 
@@ -280,21 +281,22 @@ class SplitCheck:
         sentences, lengths, counts = Counter[int](), Counter[int](), Counter[int]()
         held_out_keys = Counter(map(_key, held_out.texts())) if held_out else Counter[int]()
         seen: set[int] = set()
+        check = SplitCheck(rules, split)
         for _, text in tqdm(self.sentences(shuffle_files=False), desc="counting", unit=" lines", unit_scale=True):
             words = words_of(text, split)
             sentences[len(words)] += 1
-        rules: str = "whitespace",
             if held_out_keys and (key := _key(text)) in held_out_keys:
                 seen.add(key)
             lengths.update(word_length(word, alphabet) for word in words)
             if ids_of is not None:
                 counts.update(ids_of(words))
+            check.see(text)
+        check.warn(self)
         if seen:
             logger.warning(
                 f"{sum(held_out_keys[key] for key in seen):,} of {held_out_keys.total():,} held-out sentences occur in "
                 f"the training text {self}: the perplexity will be too low. Pass other held-out text."
             )
-        check = SplitCheck(rules, split)
         if (mean := lengths.total() / sentences.total()) > WORDS_OF_A_PARAGRAPH:
             logger.warning(
                 f"The lines of {self} have {mean:.0f} words on average, like paragraphs. The model reads a line as a "
@@ -303,8 +305,6 @@ class SplitCheck:
         return Survey(sentences.total(), lengths.total(), max(sentences), dict(lengths), dict(counts))
 
     def texts(self) -> Iterator[SentenceText]:
-            check.see(text)
-        check.warn(self)
         """All sentences in their order, without their places."""
         return (text for _, text in self.sentences(shuffle_files=False))
 

@@ -10,7 +10,7 @@ import signal
 import time
 from collections.abc import Iterator
 from contextlib import nullcontext
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from itertools import chain
 from pathlib import Path
 from threading import current_thread, main_thread
@@ -49,6 +49,8 @@ from modeling_elmo.run_scripts.pretraining.optimization import (
 )
 from modeling_elmo.run_scripts.program.command_line import option
 from modeling_elmo.run_scripts.program.processes import check_workers
+
+OF_SCHEDULE = ("max_steps", "num_train_epochs", "learning_rate", "lr_scheduler_type", "warmup_steps", "decay_steps")
 
 
 @dataclass(kw_only=True)
@@ -343,13 +345,16 @@ class Pretraining:
             raise FloatingPointError(
                 f"The {'gradient' if is_finite_S4[first, :3].all() else 'loss'} of step "
                 f"{self.progress.step - len(self.unlogged) + 1 + first} is not a number. "
-                f"{self._last_good_checkpoint()} Resume with a lower --learning_rate or --max_grad_norm."
+                f"{self._again_with('a lower --learning_rate or --max_grad_norm')}"
             )
         return figures_S4
 
-    def _last_good_checkpoint(self) -> str:
+    def _again_with(self, options: str) -> str:
         last = self.checkpoints.last()
-        return f"The last good checkpoint is {last}." if last else "There is no checkpoint yet."
+        if last is None:
+            return f"There is no checkpoint yet. Run the same command with {options}."
+        resume = "--resume_from_checkpoint last"
+        return f"The last good checkpoint is {last}. Run the same command with {resume} and {options}."
 
     def _evaluate(self) -> bool:
         """Measures held-out perplexity. Returns whether it is the lowest so far."""
@@ -410,12 +415,12 @@ class Pretraining:
         is_finite = torch.stack([weight.isfinite().all() for weight in own]).all().float()
         if self.accelerator.reduce(is_finite) < self.accelerator.num_processes:  # each has its part of sharded weights
             raise FloatingPointError(
-                f"Weights after step {self.progress.step} are not numbers. {self._last_good_checkpoint()} Resume with "
-                "a lower --learning_rate."
+                f"Weights after step {self.progress.step} are not numbers. "
+                f"{self._again_with('a lower --learning_rate')}"
             )
 
-    def restore(self, checkpoint: Path):
-        """Continues from a checkpoint, whose weights the model already has."""
+    def restore(self, checkpoint: Path) -> float:
+        """Continues from a checkpoint, whose weights the model already has. Returns its learning rate."""
         state = load_state(checkpoint)
         if state["optim"] != self.arguments.optim:
             raise ValueError(
@@ -436,13 +441,36 @@ class Pretraining:
             first = rows * self.accelerator.process_index
             hidden, cell = (tensor[first : first + rows].to(self.accelerator.device) for tensor in state["states"])
             self.states = hidden, cell
+        return float(state["optimizers"][0]["param_groups"][0]["lr"])
+
+    def tell_where_it_continues(self, checkpoint: Path, rate_before: float):
+        """Prints the step and the epoch, and the options that move the schedule of the learning rate, if any do."""
+        progress, rate = self.progress, self.optimizers[0].param_groups[0]["lr"]
+        self._print(
+            f"Continuing {checkpoint} at step {progress.step:,} of {self.num_steps:,}, epoch {progress.epoch:.2f}."
+        )
+        changes = self._changes_of_the_schedule()
+        if changes and (rate != rate_before or self.arguments.lr_scheduler_type != "constant"):
+            self._print(
+                f"{' and '.join(changes)}, which moves the {self.arguments.lr_scheduler_type} schedule: the learning "
+                f"rate is {rate:.3g} here, and was {rate_before:.3g}. To keep the schedule, pass the same options."
+            )
+
+    def _changes_of_the_schedule(self) -> list[str]:
+        before = {item.name: item.default for item in fields(self.arguments)} | (self.progress.settings or {})
+        names = [*OF_SCHEDULE]
+        if min(before["max_steps"], self.arguments.max_steps) > 0:  # they decide, not the epochs
+            names.remove("num_train_epochs")
+        now = {name: getattr(self.arguments, name) for name in names}
+        return [f"--{name} was {before[name]} and is now {now[name]}" for name in names if before[name] != now[name]]
 
     def _stop(self):
         self._save()
         number = int(self.signal.received or signal.SIGTERM)  # another process may have received it
         self._print(
             f"Stopped at step {self.progress.step} by signal {number}; "
-            f"{self.checkpoints.find(self.progress.step)} is complete. Continue with --resume_from_checkpoint last."
+            f"{self.checkpoints.find(self.progress.step)} is complete. To continue, run the same command with "
+            "--resume_from_checkpoint last."
         )
         raise SystemExit(128 + number)  # the shell's exit status
 
