@@ -181,6 +181,43 @@ def test_bytes_pickles_and_configurations(pipeline, nlp):
         np.testing.assert_allclose(other(TEXT).tensor, nlp(TEXT).tensor, atol=1e-6)
 
 
+@pytest.mark.parametrize(
+    ("saved_mode", "mode", "weights"),
+    [("top", 0, [1, 0, 0]), ("learned", "top", [0, 0, 1]), (1, "average", [1 / 3] * 3), (0, "learned", [1 / 3] * 3)],
+)
+def test_a_saved_pipeline_has_the_mix_of_its_configuration(
+    pipeline, plain_vectors, tmp_path, saved_mode, mode, weights
+):
+    saved = pipeline(scalar_mix_mode=saved_mode)
+    saved.to_disk(tmp_path)
+    loaded = spacy.load(tmp_path, config={"components.elmo.model.scalar_mix_mode": mode})
+    assert loaded.config["components"]["elmo"]["model"]["scalar_mix_mode"] == mode
+    for changed in (loaded, pipeline(scalar_mix_mode=mode).from_bytes(saved.to_bytes())):
+        doc = changed(TEXT)
+        expected = np.einsum("l,lte->te", np.array(weights), plain_vectors(doc))
+        np.testing.assert_allclose(doc.tensor, expected, atol=1e-5)
+
+
+def test_other_fields_of_a_saved_pipeline(pipeline, nlp, model_dir, tmp_path, monkeypatch):
+    nlp.to_disk(tmp_path / "saved")
+    other = str(bilm(tmp_path / "elmo-other", pre_tokenization="moses"))
+    block = "components.elmo.model."
+    message = (
+        f"names the model {other}, but the saved pipeline contains {model_dir}. Pass name = '{model_dir}', or make"
+    )
+    with pytest.raises(ValueError, match=message):
+        spacy.load(tmp_path / "saved", config={f"{block}name": other})
+    with pytest.raises(ValueError, match="Attempt to change dimension 'nO' .* from 32 to 16"):
+        spacy.load(tmp_path / "saved", config={f"{block}width": 32})
+    with pytest.raises(ValueError, match="`scalar_mix_mode` is 7; pass .* a layer number from 0 to 2"):
+        spacy.load(tmp_path / "saved", config={f"{block}scalar_mix_mode": 7})
+    monkeypatch.chdir(Path(model_dir).parent)
+    fields = {f"{block}batch_tokens": 100, f"{block}name": Path(model_dir).name}  # another path of the same folder
+    loaded = spacy.load(tmp_path / "saved", config=fields)
+    assert loaded.get_pipe("elmo").model.layers[0].shims[0]._model.batch_tokens == 100
+    np.testing.assert_allclose(loaded(TEXT).tensor, nlp(TEXT).tensor, atol=1e-6)
+
+
 def test_mistakes(pipeline, nlp, tmp_path):
     with pytest.raises(FileNotFoundError, match=f"{tmp_path} has no config.json"):
         pipeline(name=str(tmp_path)).initialize()

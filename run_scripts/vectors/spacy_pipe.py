@@ -15,6 +15,7 @@ from thinc.util import get_torch_default_device
 from torch import Tensor, nn
 
 from modeling_elmo.elmo_inputs import warn_once
+from modeling_elmo.run_scripts.program.files import check_model
 from modeling_elmo.run_scripts.program.processes import use_one_thread_if_forked
 from modeling_elmo.run_scripts.vectors.embedding import load_model_and_tokenizer, reproducible_batch_tokens
 from modeling_elmo.run_scripts.vectors.lines import NUM_MARKERS, length_sorted_batches
@@ -58,7 +59,8 @@ class DocumentEncoder(nn.Module):
         self.bilm: Any = None
         self.tokenizer: Any = None
 
-    def load(self, folder: str, **options: Any) -> None:
+    def load(self, folder: str) -> None:
+        options = {"scalar_mix_mode": self.scalar_mix_mode}
         model, self.tokenizer = load_model_and_tokenizer(folder, str(get_torch_default_device()), **options)
         if (width := model.config.hidden_size) != self.width:
             raise ValueError(f"width is {self.width}, but {self.name} has vectors of {width} numbers; pass {width}.")
@@ -67,7 +69,7 @@ class DocumentEncoder(nn.Module):
 
     def load_once(self) -> None:
         if self.bilm is None:
-            self.load(self.name, scalar_mix_mode=self.scalar_mix_mode)
+            self.load(self.name)
 
     def forward(self, *docs: Doc) -> Tensor:
         """The vectors of all tokens, document after document: `(tokens, width)`."""
@@ -120,21 +122,39 @@ def split_documents(model: Model, docs_and_vectors: tuple[list[Doc], Tensor], is
 
 
 def model_to_bytes(encoder: DocumentEncoder) -> bytes:
-    """The files of the model and its tokenizer."""
+    """The name of the model, and its files with those of its tokenizer."""
     encoder.load_once()
     with TemporaryDirectory() as folder:
         for each in (encoder.bilm, encoder.tokenizer):
             each.save_pretrained(folder)
-        files = (path for path in Path(folder).iterdir() if path.is_file())
-        return srsly.msgpack_dumps({path.name: path.read_bytes() for path in files})
+        paths = (path for path in Path(folder).iterdir() if path.is_file())
+        files = {path.name: path.read_bytes() for path in paths}
+        return srsly.msgpack_dumps({"name": encoder.name, "files": files})
 
 
 def model_from_bytes(encoder: DocumentEncoder, data: bytes, device: torch.device) -> DocumentEncoder:
+    """The model as it was saved, with the mix that the configuration of today names."""
+    saved = srsly.msgpack_loads(data)
+    check_name(encoder.name, saved["name"])
     with TemporaryDirectory() as folder:
-        for name, content in srsly.msgpack_loads(data).items():
+        for name, content in saved["files"].items():
             Path(folder, Path(name).name).write_bytes(content)
         encoder.load(folder)
     return encoder
+
+
+def check_name(name: str, saved_name: str) -> None:
+    """Refuses the name of another model. A name that only another machine knows may stand for the saved model."""
+    if Path(name).resolve() == Path(saved_name).resolve():
+        return
+    try:
+        check_model(name)
+    except FileNotFoundError:
+        return
+    raise ValueError(
+        f"The configuration names the model {name}, but the saved pipeline contains {saved_name}. Pass "
+        f"name = {saved_name!r}, or make a new pipeline with {name}."
+    )
 
 
 def words_of_sentences(doc: Doc) -> Iterator[list[Token]]:
