@@ -3,7 +3,10 @@
     elmo embed --model DIR --input corpus.txt --output vectors.hdf5 --layers all
 
 The input has one sentence per line. Line `i`, counted from 0, becomes entry `i` of the output, without the markers <S>
-and </S>. A blank line is a sentence without words.
+and </S>. A blank line is a sentence without words. Of several files, the lines of the second follow those of the first.
+
+Text whose lines end anywhere needs `--split_sentences`: the lines of a paragraph are joined, and each of its sentences
+becomes an entry. With it, and for several files, the output names file and line of each entry.
 
 A FASTA file has one record per entry, under its name, and one token per residue:
 
@@ -56,8 +59,10 @@ logger = logging.get_logger(__name__)
 class EmbedArguments(TextArguments):
     model: str = option(..., "Folder or Hub name of any ELMo model.")
     output: str = option(..., "New file: .hdf5, .h5 or .parquet.")
-    input: str | None = option(
-        None, "File: .txt, .jsonl, .csv, .tsv, .conll, .conllu; .fasta, .fa, .faa: FASTA. Also .gz or .zst."
+    input: list[str] = option(
+        [],
+        "Files, patterns or folders: .txt, .jsonl, .csv, .tsv, .conll, .conllu; .fasta, .fa, .faa: FASTA. Also .gz or "
+        ".zst.",
     )
     raw_text: bool = option(False, "Split sentences with the model's tokenizer. Default: at spaces only.")
     unit: LineUnit = option("word", "Token: a word, or each letter of a text. FASTA is always read by letters.")
@@ -101,7 +106,8 @@ def main(arguments: list[str] | None = None) -> Path:
     computed_by = {"compute_dtype": compute_dtype, "weights": digest(weights)}
     computed_by["model"] = model_digest(parsed.model)  # with its options, and its tokenizer
     batch_size = (parsed.batch_size or 64) if parsed.stateful else None
-    settings = {**choices, "raw_text": parsed.raw_text, "unit": parsed.unit, **computed_by, "batch_size": batch_size}
+    read_as = {name: getattr(parsed, name) for name in ("raw_text", "unit", "split_sentences")}
+    settings = {**choices, **read_as, **computed_by, "batch_size": batch_size}
     parts = PartsFolder(output, settings, BATCHES_PER_BLOCK * parsed.batch_tokens, batch_size)
     processes, index = join_processes()
     if batch_size and processes > 1:
@@ -124,7 +130,8 @@ def main(arguments: list[str] | None = None) -> Path:
                 bar.update(len(block_lines))  # the pace of this process for all
         parts.compare(values_of_all(parts, processes))
         if not parts.num_lines:
-            raise ValueError(f"{parsed.input or parsed.dataset} is empty: pass a text with at least one line.")
+            names = ", ".join(parsed.input) or parsed.dataset
+            raise ValueError(f"{names} is empty: pass a text with at least one line.")
         if is_main:
             parts.assemble(write_output, keep_sentences=not parsed.forget_sentences)
         values_of_all(None, processes)  # the launcher may stop the others when one process ends

@@ -17,9 +17,9 @@ from pathlib import Path
 
 from modeling_elmo import __version__
 from modeling_elmo.conversion.files import check_empty, staged
-from modeling_elmo.run_scripts.pretraining.corpus import find_files
 from modeling_elmo.run_scripts.program.command_line import ProgramParser, option, run
-from modeling_elmo.run_scripts.program.files import MODEL_FILES, check_model, require
+from modeling_elmo.run_scripts.program.data_files import find_files
+from modeling_elmo.run_scripts.program.files import MODEL_FILES, RunningTextArguments, check_model, require
 
 LOCAL = "127.0.0.1"  # no other computer can reach it
 EVERY_ADDRESS = ("0.0.0.0", "::")
@@ -49,6 +49,7 @@ demo = build_page(
     models=[{models}],
     corpus=[{corpus}],
     trust_remote_code={trust_remote_code},
+    split_sentences={split_sentences},
 )
 
 if __name__ == "__main__":
@@ -57,7 +58,7 @@ if __name__ == "__main__":
 
 
 @dataclass(kw_only=True)
-class ExploreArguments:
+class ExploreArguments(RunningTextArguments):
     corpus: list[str] = option([], "Files, folders or patterns to search for uses of a word, one sentence per line.")
     port: int | None = option(None, "Port of the page. Default: the first free one from 7860.")
     server_name: str = option(LOCAL, "Address that others can open; 0.0.0.0: all of this computer. Default: none.")
@@ -79,14 +80,15 @@ def main(arguments: list[str] | None = None) -> None:
     parsed, positional = parser.parse(arguments)
     require("gradio", extra="explore", purpose="elmo explore")
     if parsed.space is not None:
-        write_space(Path(parsed.space), positional.models, parsed.corpus, parsed.trust_remote_code)
+        options = {"trust_remote_code": parsed.trust_remote_code, "split_sentences": parsed.split_sentences}
+        write_space(Path(parsed.space), positional.models, parsed.corpus, **options)
         print(f"{parsed.space} is a Space. Upload it: hf upload USER/NAME {parsed.space} --repo-type space")
         return
     try:
         from modeling_elmo.run_scripts.explorer.page import LAUNCH_OPTIONS, answering, build_page, pass_proxy
     except (ImportError, ValueError) as error:  # its HTTP client refuses the address of a proxy, for example
         raise ImportError(f"Gradio cannot be imported in this environment: {error}") from error
-    page = build_page(positional.models, parsed.corpus, parsed.trust_remote_code)
+    page = build_page(positional.models, parsed.corpus, parsed.trust_remote_code, parsed.split_sentences)
     pass_proxy(parsed.server_name)
     options = {"server_name": parsed.server_name, "server_port": parsed.port}
     options |= {"app_kwargs": answering("*" if parsed.server_name in EVERY_ADDRESS else parsed.server_name)}
@@ -95,7 +97,13 @@ def main(arguments: list[str] | None = None) -> None:
     page.block_thread()
 
 
-def write_space(folder: Path, models: Sequence[str], corpus: Sequence[str] = (), trust_remote_code: bool = False):
+def write_space(
+    folder: Path,
+    models: Sequence[str],
+    corpus: Sequence[str] = (),
+    trust_remote_code: bool = False,
+    split_sentences: str | None = None,
+):
     """Writes the folder of a Space. Local models and the corpus are copied; names on the Hub stay names."""
     check_empty(folder)
     for name in models:
@@ -112,6 +120,7 @@ def write_space(folder: Path, models: Sequence[str], corpus: Sequence[str] = (),
         models=", ".join(f"str(HERE / {local[name].name!r})" if name in local else repr(name) for name in models),
         corpus=", ".join(f"str(HERE / {text.name!r})" for text in texts),
         trust_remote_code=trust_remote_code,
+        split_sentences=repr(split_sentences),
     )
     with staged(folder) as unfinished:
         unfinished.mkdir()

@@ -10,25 +10,28 @@ A few uses are drawn at random (`--seed`). Each is shown with its nearest uses i
 
     elmo neighbors speeches.tsv --word energy --model elmo --group_by year --bin_width 10 --output energy.json
 
-The text is a table with a column `text` and a column of groups, or `--group_by file` makes a group of each file. For
-each pair of groups, the average pairwise distance of their uses (APD) and the distance of their mean vectors (PRT) are
-compared with random splits of the same uses. `p` is too small if many uses of a group are from the same document.
+The text is a table with a column `text` and a column of groups; `--group_by file` makes a group of each file, and
+`--group_by folder` of the files of each folder. For each pair of groups, the average pairwise distance of their uses
+(APD) and the distance of their mean vectors (PRT) are compared with random splits of the same uses. `p` is too small if
+many uses of a group are from the same document.
 """
 
 import re
 from collections import defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from transformers.utils import logging
 
 from modeling_elmo.run_scripts.cards.figures import draw_change, draw_map
-from modeling_elmo.run_scripts.pretraining.corpus import Corpus, SentenceText, find_files, words_of
+from modeling_elmo.run_scripts.pretraining.corpus import Corpus, SentenceText, words_of
 from modeling_elmo.run_scripts.program.command_line import ProgramParser, option, refuse_unread, run
-from modeling_elmo.run_scripts.program.data_files import ROW_READERS, LocatedRow, format_suffix, numbered_texts
-from modeling_elmo.run_scripts.program.files import check_output, write_json
+from modeling_elmo.run_scripts.program.data_files import ROW_READERS, LocatedRow, format_suffix
+from modeling_elmo.run_scripts.program.files import RunningTextArguments, check_output, write_json
+from modeling_elmo.run_scripts.program.sentences import sentences_of, text_sentences
 from modeling_elmo.run_scripts.vectors.embedding import load_model_and_tokenizer
 from modeling_elmo.run_scripts.vectors.layer_sources import text_name
 from modeling_elmo.run_scripts.vectors.lines import to_line
@@ -52,15 +55,20 @@ from modeling_elmo.run_scripts.vectors.usage_change import (
 )
 from modeling_elmo.run_scripts.vectors.word_vectors import read_word_vectors
 
-GROUP_BY_FILE = "file"
+logger = logging.get_logger(__name__)
+
+GROUP_BY_FILE, GROUP_BY_FOLDER = "file", "folder"
+MOST_GROUPS = 50  # without a warning
 Split = Callable[[str], list[str]]  # of a text into words
 SHOWN_WORDS = 10  # nearest by word vectors, as in Table 4
 LEAST_USES = 2  # of a group: one has no distance within
 
 
 @dataclass(kw_only=True)
-class NeighborArguments:
-    word: str = option(..., "Word, or a regular expression for several forms: 'plays?|played'.")
+class NeighborArguments(RunningTextArguments):
+    word: str = option(
+        ..., "Word, or a regular expression for several forms: 'plays?|played'. Case counts; '(?i)play' finds Play too."
+    )
     model: str = option(..., "Folder or Hub name of an ELMo model.")
     word_vectors: str | None = option(None, "Text file of word vectors, to show the nearest words without context.")
     layer: str = option("top", "Layer: top, average, mixed, or a number (0 is the token layer).")
@@ -88,7 +96,9 @@ class NeighborArguments:
 class GroupArguments:
     _argument_group_name = "options of groups"
 
-    group_by: str | None = option(None, "Column of tables with the group, such as year; file: each is a group.")
+    group_by: str | None = option(
+        None, "Column of tables with the group, such as year; file or folder: each is a group."
+    )
     text_column: str = option("text", "Column of tables, or key of .jsonl, with the text or the list of its words.")
     bin_width: float | None = option(None, "Width of the bins of numeric groups: 10 makes decades of years.")
     min_uses: int = option(10, "Minimum uses of a group; smaller groups are left out.")
@@ -112,9 +122,9 @@ def main(arguments: list[str] | None = None) -> dict[str, Any]:
     split = tokenizer.splitter.words if parsed.raw_text else str.split
     if groups.group_by:
         return find_change(parsed, groups, positional.text, model, tokenizer, split)
-    texts = Corpus.from_files(positional.text, groups.text_column).texts()
+    texts = Corpus.from_files(positional.text, groups.text_column, parsed.split_sentences).texts()
     words = (words_of(text, split) for text in texts)
-    all_uses = list(find_uses(words, parsed.word))
+    (all_uses,) = uses_in_case({"text": words}, parsed.word).values()
     if len(all_uses) <= parsed.top_k:
         counted = f"The text has {len(all_uses)} use(s) of {parsed.word!r}, too few for --top_k {parsed.top_k}"
         raise ValueError(f"{counted}. Pass more text, another --word, or a smaller --top_k.")
@@ -142,6 +152,20 @@ def main(arguments: list[str] | None = None) -> dict[str, Any]:
         colored = {str(uses[query]): [query, *(near for near, _ in pairs)] for query, pairs in nearest.items()}
         draw_map(vectors, colored, output.with_suffix(".png"))
     return found
+
+
+def uses_in_case(groups: Mapping[str, Iterable[Sequence[str]]], word: str) -> dict[str, list[WordUse]]:
+    """The uses of a word in the sentences of each group; a warning tells how many are in another case."""
+    found = {name: [*find_uses(sentences, re.compile(word, re.IGNORECASE))] for name, sentences in groups.items()}
+    pattern = re.compile(word)
+    kept = {name: [use for use in uses if pattern.fullmatch(use.words[use.position])] for name, uses in found.items()}
+    number, all_of_them = (sum(map(len, each.values())) for each in (kept, found))
+    if number < all_of_them:
+        logger.warning(
+            f"--word {word}: {all_of_them - number:,} uses in another case are left out, and {number:,} are found. "
+            f"Pass '(?i){word}' for all of them."
+        )
+    return kept
 
 
 def find_change(
@@ -193,25 +217,33 @@ def grouped_uses(
     parsed: NeighborArguments, groups: GroupArguments, files: list[str], split: Split
 ) -> tuple[dict[str, list[WordUse]], bool]:
     """The uses in each group, in the order of the groups, and whether they have the order of numbers."""
-    pattern, sentences = re.compile(parsed.word), defaultdict(list)
-    for name, text in grouped_sentences(files, str(groups.group_by), groups.text_column):
+    pattern, sentences = re.compile(parsed.word, re.IGNORECASE), defaultdict(list)
+    group_by = str(groups.group_by)
+    for name, text in grouped_sentences(files, group_by, groups.text_column, parsed.split_sentences):
         words = words_of(text, split)
         sentences[name] += [words] if any(map(pattern.fullmatch, words)) else []
     names, is_ordered = order_groups(sentences, groups.bin_width)
+    if (count := len({*names.values()})) > MOST_GROUPS:
+        logger.warning(
+            f"--group_by {group_by} makes {count:,} groups, and each pair of them is compared. For fewer, pass "
+            "--group_by folder, with the files of each group in a folder of their own, or a --bin_width for numbers."
+        )
     members = defaultdict(list)
     for name, group in names.items():
         members[group] += sentences[name]
-    return {group: list(find_uses(each, parsed.word)) for group, each in members.items()}, is_ordered
+    return uses_in_case(members, parsed.word), is_ordered
 
 
-def grouped_sentences(patterns: list[str], group_by: str, text_column: str) -> Iterator[tuple[str, SentenceText]]:
-    """Each sentence with the name of its group: the value of a column, or the name of the file."""
-    files = list(dict.fromkeys(Path(file) for pattern in patterns for file in find_files(pattern)))
-    stems = [text_name(str(path)) for path in files]
-    names = stems if len(set(stems)) == len(stems) else map(str, files)
-    for path, name in zip(files, names, strict=True):
-        for location, columns in located_rows(path, text_column):
-            row = {GROUP_BY_FILE: name, **columns}
+def grouped_sentences(
+    patterns: list[str], group_by: str, text_column: str, language: str | None = None
+) -> Iterator[tuple[str, SentenceText]]:
+    """Each sentence with the name of its group: the value of a column, or the name of the file or of its folder."""
+    files = list(map(Path, Corpus.from_files(patterns, text_column, language).files))
+    names = different_names(files, [text_name(str(path)) for path in files])
+    folders = different_names([path.parent for path in files], [path.resolve().parent.name for path in files])
+    for path, name, folder in zip(files, names, folders, strict=True):
+        for location, columns in located_rows(path, text_column, language):
+            row = {GROUP_BY_FILE: name, GROUP_BY_FOLDER: folder, **columns}
             for flag, wanted in (("--text_column", text_column), ("--group_by", group_by)):
                 if wanted not in row:
                     raise ValueError(f"{location} has no column {wanted!r} but {list(columns)}; pass {flag} NAME.")
@@ -219,15 +251,25 @@ def grouped_sentences(patterns: list[str], group_by: str, text_column: str) -> I
             if not isinstance(group, (str, int, float)) or not str(group).strip():
                 raise ValueError(f"{location}: the group {group_by!r} is {group!r}; pass a name or a number.")
             text = row[text_column]
-            for part in text.split("\n") if isinstance(text, str) else [text]:
+            parts = text.split("\n") if isinstance(text, str) else [text]
+            if language is not None:
+                parts = [part for _, part in sentences_of([(0, text)], language, are_lines=False)]
+            for part in parts:
                 yield str(group).strip(), to_line(str(location), part, is_raw_text=True, unit="word").sentence
 
 
-def located_rows(path: Path, text_column: str) -> Iterator[LocatedRow]:
+def different_names(paths: list[Path], names: list[str]) -> list[str]:
+    """The names of paths; the paths themselves where two different paths have the same name."""
+    is_clear = len({*names}) == len({*paths})
+    return names if is_clear else list(map(str, paths))
+
+
+def located_rows(path: Path, text_column: str, language: str | None) -> Iterator[LocatedRow]:
     """The rows of a table. The texts of other files are rows of one column."""
     if format_suffix(path) in ROW_READERS:
         return ROW_READERS[format_suffix(path)](path)
-    return ((f"{path}, line {number}", {text_column: text}) for number, text in numbered_texts(path, text_column))
+    texts = text_sentences(path, text_column, language)
+    return ((f"{path}, line {number}", {text_column: text}) for number, text in texts)
 
 
 def words_in_file(file: str, word: str) -> list[tuple[str, float]]:

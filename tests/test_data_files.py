@@ -238,7 +238,7 @@ def corpus(path: Path) -> list:
 
 
 def embedded(path: Path) -> list:
-    lines, _ = open_lines(TextArguments(), str(path), False, "word")
+    lines, _ = open_lines(TextArguments(), [str(path)], False, "word")
     return [line.words for line in lines()]
 
 

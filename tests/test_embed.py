@@ -499,6 +499,69 @@ def test_processes_that_do_not_fit_together(tmp_path):
         main.compare([main, other])
 
 
+# Several files
+
+
+@pytest.mark.parametrize("suffix", [".hdf5", ".parquet"])
+@pytest.mark.parametrize("pooling", ["none", "mean"])
+def test_several_files_and_their_places(model_dir, loaded, tmp_path, suffix, pooling):
+    """The entries of the files follow each other; the output names file and line of each."""
+    for name, lines in (("a.txt", ["the cat", "", "sat"]), ("b.txt", ["on"])):
+        write_lines(tmp_path / name, lines)
+    (tmp_path / "c.tsv").write_text("year\ttext\n1900\tthe mat\n")
+    inputs = [str(tmp_path / name) for name in ("?.txt", "c.tsv")]
+    path = tmp_path / f"v{suffix}"
+    flags = flags_of(model_dir, path, {"layers": "top", "pooling": pooling})
+    embed.main([*flags, "--input", *inputs])
+    expected = [("a.txt", 1), ("a.txt", 2), ("a.txt", 3), ("b.txt", 1), ("c.tsv", 2)]
+    expected = [(str(tmp_path / name), number) for name, number in expected]
+    texts = ["the cat", "", "sat", "on", "the mat"]
+    if suffix == ".parquet":
+        table = read_table(path)
+        assert table.column_names == ["file", "line", "text", "tokens", "vectors"] and table["text"][:] == texts
+        assert list(zip(table["file"], table["line"], strict=True)) == expected
+        found = [np.array(each) for each in table["vectors"]]
+    else:
+        with h5py.File(path) as file:
+            assert list(zip(file["files"].asstr()[:], file["lines"][:].tolist(), strict=True)) == expected
+            found = list(file["sentence_vectors"]) if pooling == "mean" else [file[str(n)][:] for n in range(5)]
+    for vectors, text in zip(found, texts, strict=True):
+        wanted = alone(loaded, text.split(), "top", pooling)
+        np.testing.assert_allclose(vectors.reshape(wanted.shape), wanted, atol=1e-5)
+
+
+def test_sentences_and_their_places(model_dir, tmp_path):
+    pytest.importorskip("sentencex")
+    write_lines(tmp_path / "a.txt", ["The cat sat", "on it. The", "mat is", "", "here. So"])
+    path = run(model_dir, tmp_path / "v.hdf5", input=tmp_path / "a.txt", split_sentences="en")
+    with h5py.File(path) as file:
+        found = json.loads(file["sentence_to_index"][0])
+        assert found == {"The cat sat on it.": "0", "The mat is": "1", "here.": "2", "So": "3"}
+        assert file["lines"][:].tolist() == [1, 2, 5, 5] and {*file["files"].asstr()} == {str(tmp_path / "a.txt")}
+        assert [file[str(number)].shape[1] for number in range(4)] == [5, 3, 1, 1]
+    data = datasets.Dataset.from_dict({"text": ["One goes. Two", "Three."]})
+    data.save_to_disk(tmp_path / "data")
+    path = run(model_dir, tmp_path / "d.parquet", dataset=tmp_path / "data", split_sentences="en")
+    table = read_table(path)
+    assert table["text"][:] == ["One goes.", "Two", "Three."] and table["line"][:] == [0, 0, 1]
+    assert table["file"][:] == [str(tmp_path / "data")] * 3
+
+
+def test_fasta_files_with_equal_names(model_dir, tmp_path):
+    for name, record in (("a.fasta", "x/1"), ("b.fa", "x_1")):
+        write_lines(tmp_path / name, [f">{record}", "MK"])
+    flags = flags_of(model_dir, tmp_path / "v.hdf5", {"layers": "top"})
+    inputs = ["--input", str(tmp_path / "a.fasta"), str(tmp_path / "b.fa")]
+    with pytest.raises(ValueError, match=r"b\.fa: .*a\.fasta has the name 'x_1' too \(/ is _\); change it"):
+        embed.main([*flags, *inputs])
+    write_lines(tmp_path / "b.fa", [">y", "M"])
+    with h5py.File(embed.main([*flags, *inputs])) as file:
+        assert {name: len(file[name]) for name in file} == {"x_1": 2, "y": 1}
+    write_lines(tmp_path / "c.txt", ["the cat"])
+    with pytest.raises(ValueError, match="FASTA files, whose records have names, and texts"):
+        embed.main([*flags, *inputs, str(tmp_path / "c.txt")])
+
+
 # Mistakes
 
 

@@ -374,7 +374,7 @@ def test_the_page_answers_as_the_readings(served, english, corpus):
 def test_a_map_changes_its_points_only(served):
     """Gradio draws the old points under new titles, and no points of groups that the first map did not have."""
     _, client = served
-    text = "Xyzzy, they play.\nA xyzzy, and a play.\nOur play is xyzzy."
+    text = "An xyzzy, they play.\nA xyzzy, and a play.\nOur play is xyzzy. Xyzzy!"
     updates = [dict(client.predict(text, word, 2, api_name="/uses")[2]) for word in ("xyzzy", "play")]
     few, many = (update.pop("value") for update in updates)
     assert updates[0] == updates[1] and updates[0]["visible"]

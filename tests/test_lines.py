@@ -16,19 +16,19 @@ BASE = ">a first\nMK\n"
 def records(folder: Path, content: str) -> list[InputLine]:
     path = folder / "x.fasta"
     path.write_bytes(content.encode())
-    return list(fasta_records(path))
+    return [record for _, record in fasta_records(path)]
 
 
 @pytest.mark.parametrize(("value", "words"), [(" New  York ", ["New", "York"]), (["New", "York"], ["New", "York"])])
 def test_units_of_texts_and_of_lists_of_words(value, words):
     given = "New  York" if isinstance(value, str) else "New York"
-    assert to_line("line 1", value, False, "word") == (given, words, None)
-    assert to_line("line 1", value, False, "character") == (given, list("NewYork"), None)
+    assert to_line("line 1", value, False, "word") == InputLine(given, words)
+    assert to_line("line 1", value, False, "character") == InputLine(given, list("NewYork"))
     assert to_line("line 1", value, True, "word").sentence == (given if isinstance(value, str) else words)
 
 
 def test_three_proteins():
-    found = list(fasta_records(PROTEINS))
+    found = [record for _, record in fasta_records(PROTEINS)]
     assert [(each.name, len(each.words)) for each in found] == [
         ("sp|P01308|INS_HUMAN", 110),
         ("sp|P00698|LYSC_CHICK", 147),
@@ -75,7 +75,7 @@ def test_records_are_read_one_by_one(tmp_path):
     path = tmp_path / "x.fasta"
     path.write_text(BASE + ">b\nLV\n1\n")
     found = fasta_records(path)
-    assert next(found) == ("MK", ["M", "K"], "a")
+    assert next(found) == (1, InputLine("MK", ["M", "K"], "a"))
     with pytest.raises(ValueError, match="line 5 is '1'"):
         next(found)
 

@@ -143,6 +143,18 @@ def test_map_shows_groups_in_their_plane(tmp_path, monkeypatch):
     assert sum(shares) in (99, 100, 101)
 
 
+def test_case_counts_and_is_told(folder, tmp_path, warnings_of_transformers):
+    lines = ["A play is on", "The play is on", "Play it", "We PLAY", "They play"]
+    (tmp_path / "a.txt").write_text("\n".join(lines))
+    found = run_neighbors(folder, tmp_path / "a.txt", top_k=1)
+    assert found["uses"] == 3 and all("[play]" in query["use"] for query in found["queries"])
+    message = "--word play: 2 uses in another case are left out, and 3 are found. Pass '(?i)play' for all of them."
+    assert warnings_of_transformers.messages == [message]
+    warnings_of_transformers.clear()
+    assert run_neighbors(folder, tmp_path / "a.txt", top_k=1, word="(?i)play")["uses"] == 5
+    assert not warnings_of_transformers.messages
+
+
 def test_raw_text_is_split_by_the_tokenizer(folder, tmp_path):
     (tmp_path / "raw.txt").write_text("A play.\nThe play, it seems.\nWe play!\nPlay it again.\n", encoding="utf-8")
     (query,) = run_neighbors(folder, tmp_path / "raw.txt", raw_text=True, queries=1, top_k=2)["queries"]

@@ -223,6 +223,28 @@ def test_files_of_one_name_are_groups(run_change, tmp_path):
     assert [group["name"] for group in found["groups"]] == list(map(str, same))
 
 
+def test_folders_are_groups_and_many_groups_are_told(run_change, tmp_path, warnings_of_transformers):
+    for folder in ("old", "new"):
+        (tmp_path / folder).mkdir()
+        for number in range(26):
+            (tmp_path / folder / f"{number}.txt").write_text(f"The {folder} play {number} .\nPlay it .\n")
+    options = {"bin_width": None, "min_uses": 2, "permutations": 9}
+    found = run_change(tmp_path / "old", tmp_path / "new", group_by="folder", **options)
+    assert [(group["name"], group["uses"]) for group in found["groups"]] == [("old", 26), ("new", 26)]
+    left_out = "--word play: 2 uses in another case are left out, and 52 are found. Pass '(?i)play'"  # equal ones once
+    assert [each.startswith(left_out) for each in warnings_of_transformers.messages] == [True]
+    warnings_of_transformers.clear()
+    with pytest.raises(ValueError, match="needs two groups"):
+        run_change(tmp_path / "old", tmp_path / "new", group_by="file", **options)
+    assert "--group_by file makes 52 groups" in warnings_of_transformers.text
+    assert "pass --group_by folder" in warnings_of_transformers.text.replace("\n", " ")
+    for name in ("x", "y"):
+        (tmp_path / name / "same").mkdir(parents=True)
+        (tmp_path / name / "same" / "a.txt").write_text(f"A play {name} .\nThe play {name} .\n")
+    found = run_change(tmp_path / "x", tmp_path / "y", group_by="folder", **options)
+    assert [group["name"] for group in found["groups"]] == [str(tmp_path / name / "same") for name in ("x", "y")]
+
+
 @pytest.mark.parametrize(
     ("row", "message"),
     [

@@ -101,7 +101,12 @@ def pass_proxy(*names: str):
     os.environ["no_proxy"] = os.environ["NO_PROXY"] = ",".join([*([former] if former else []), *names])
 
 
-def build_page(models: Sequence[str], corpus: Sequence[str] = (), trust_remote_code: bool = False) -> gr.Blocks:
+def build_page(
+    models: Sequence[str],
+    corpus: Sequence[str] = (),
+    trust_remote_code: bool = False,
+    split_sentences: str | None = None,
+) -> gr.Blocks:
     """The page of some models, ready to launch with `LAUNCH_OPTIONS`. A tab with nothing to show is left out.
 
     From then on this process asks for local names without a proxy: Gradio asks for its own page.
@@ -109,8 +114,9 @@ def build_page(models: Sequence[str], corpus: Sequence[str] = (), trust_remote_c
     Args:
         models: folders or Hub names of biLMs and of trained heads.
         corpus: text files, folders or patterns, one sentence per line, to search for uses of a word.
+        split_sentences: language of a corpus whose lines are no sentences; they are joined and split by its rules.
     """
-    text = Corpus.from_files(corpus) if corpus else None
+    text = Corpus.from_files(corpus, language=split_sentences) if corpus else None
     opened = [open_model(name, trust_remote_code) for name in models]
     bilms, heads = ([each for each in opened if (each.task is None) == is_bilm] for is_bilm in (True, False))
     with gr.Blocks(title=TITLE, analytics_enabled=False) as page:
@@ -142,7 +148,8 @@ def add_uses_tab(page: gr.Blocks, bilms: list[OpenModel], corpus: Corpus | None)
     with gr.Tab("Uses of a word"):
         gr.Markdown(
             "How alike are the uses of a word? Each color is a cosine between two vectors: of the chosen word, and of "
-            "the word above. The token layer does not read the context; the layers of the biLSTM do."
+            "the word above. The token layer does not read the context; the layers of the biLSTM do. Case counts: uses "
+            "of *play* are not those of *Play*."
         )
         text = text_box("Sentences, one a line", language_of(bilms[0], FIRST_SENTENCES))
         look = gr.Button("Look", variant="primary")

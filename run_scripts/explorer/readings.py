@@ -136,14 +136,14 @@ class SimilarUses(NamedTuple):
 
 
 def similar_uses(opened: OpenModel, text: str, name: str, layer: int, corpus: Corpus | None) -> SimilarUses:
-    """The uses of a word in any case that are nearest to the chosen one, in one layer."""
+    """The uses of a word that are nearest to the chosen one, in one layer. Case counts, as in `elmo neighbors`."""
     words, line, place = chosen_use(opened, text, name)
     word, split = words[line][place], opened.tokenizer.splitter.words
-    pattern = f"(?i){re.escape(word)}"
+    pattern = re.escape(word)
     uses = list(find_uses(words, pattern))
     query = uses.index(WordUse(words[line], place))
     texts = () if corpus is None else corpus.texts()
-    likely = (text for text in texts if word.lower() in " ".join(words_of(text)).lower())  # splitting takes longer
+    likely = (text for text in texts if word in " ".join(words_of(text)))  # splitting takes longer
     found = (use for use in find_uses((words_of(text, split) for text in likely), pattern) if use.words not in words)
     uses += islice(found, MOST_USES)
     layer = min(layer, opened.model.config.num_hidden_layers)

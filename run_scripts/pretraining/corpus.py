@@ -1,6 +1,5 @@
 """The text of a language model: sentences from files or from a data set, and the vocabulary of their words."""
 
-import glob
 import os
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -13,17 +12,22 @@ import numpy as np
 from tqdm.auto import tqdm
 from transformers.utils import logging
 
-from modeling_elmo.run_scripts.program.command_line import option, refuse_names_not_utf8, refuse_unread
-from modeling_elmo.run_scripts.program.data_files import TEXT_SUFFIXES, format_suffix, numbered_texts
+from modeling_elmo.run_scripts.program.command_line import option, refuse_unread
+from modeling_elmo.run_scripts.program.data_files import find_files
 from modeling_elmo.run_scripts.program.files import (
     DatasetArguments,
     TextArguments,
     dataset_texts,
     digest,
-    refuse_folder_or_pipe,
     refuse_training_data,
     split_parts,
     write_lines,
+)
+from modeling_elmo.run_scripts.program.sentences import (
+    check_language,
+    sentences_of,
+    text_sentences,
+    warn_of_wrapped_lines,
 )
 from modeling_elmo.tokenization.elmo_characters import (
     BOS_ID,
@@ -190,11 +194,12 @@ class Corpus:
     """Sentences from files or from a split of a data set. Each process opens its own files when it reads them.
 
     A sentence is a line of a text file, a line of the text of a record or row, or the list of words of a record or row.
-    Blank lines and empty lists are skipped.
+    Blank lines and empty lists are skipped. With a `language`, texts are split into sentences by its rules.
     """
 
     files: tuple[str, ...] = ()
     column: str = "text"
+    language: str | None = None
     dataset: TextArguments | None = None
     split: str = "train"  # of the files: all sentences, or a part
     ranges: tuple[list[tuple[int, int]], ...] = ()  # of a part: the sentences of each file
@@ -222,21 +227,26 @@ class Corpus:
         if files:
             if arguments.dataset is None:
                 refuse_unread(arguments, ("dataset_config", "streaming"), "without --dataset; leave it out.")
-            return cls.from_files(files, arguments.text_column).part(split, split_option)
+            corpus = cls.from_files(files, arguments.text_column, arguments.split_sentences)
+            return corpus.part(split, split_option)
+        check_language(arguments.split_sentences)
         options = {item.name: getattr(arguments, item.name) for item in fields(DatasetArguments)}
         dataset = TextArguments(**options, split=split)
         dataset_texts(dataset, split_option)  # prepares it, before any worker reads it
-        return cls(dataset=dataset)
+        return cls(dataset=dataset, language=arguments.split_sentences)
 
     @classmethod
-    def from_files(cls, patterns: Sequence[str], column: str = "text") -> "Corpus":
+    def from_files(cls, patterns: Sequence[str], column: str = "text", language: str | None = None) -> "Corpus":
         """A corpus of files, patterns such as `a/*.gz`, and folders."""
+        check_language(language)
         files = tuple(dict.fromkeys(chain.from_iterable(map(find_files, patterns))))
         places: dict[str, str] = {}
         for file in files:
             if (other := places.setdefault(os.path.realpath(file), file)) != file:
                 raise ValueError(f"{other} and {file} are the same file; pass it once.")
-        return cls(files, column)
+        if language is None:
+            warn_of_wrapped_lines(files)
+        return cls(files, column, language)
 
     def part(self, split: str, split_option: str) -> "Corpus":
         """The sentences of files that an expression such as `train[:90%]` names, in the order of the files."""
@@ -257,10 +267,11 @@ class Corpus:
     @property
     def order(self) -> str:
         """A name that identifies the text and the order of its files, but not their folders, which may be moved."""
+        rules = "" if self.language is None else f", sentences by the rules of {self.language}"
         if self.dataset is not None:
-            return str(self)
+            return f"{self}{rules}"
         names = [os.path.basename(file) for file in self.files]
-        text = f"{len(names)} file(s) from {names[0]} on, " + digest(["\0".join(names).encode()], size=4)
+        text = f"{len(names)} file(s) from {names[0]} on, " + digest(["\0".join(names).encode()], size=4) + rules
         return f"{text}, {self.split}" if self.ranges else text
 
     def survey(
@@ -300,7 +311,7 @@ class Corpus:
         if (mean := lengths.total() / sentences.total()) > WORDS_OF_A_PARAGRAPH:
             logger.warning(
                 f"The lines of {self} have {mean:.0f} words on average, like paragraphs. The model reads a line as a "
-                "sentence: split the text at the ends of its sentences, as with the package sentencex."
+                "sentence: pass --split_sentences."
             )
         return Survey(sentences.total(), lengths.total(), max(sentences), dict(lengths), dict(counts))
 
@@ -318,35 +329,16 @@ class Corpus:
 
     def _sources(self, epoch: int, seed: int, shuffle_files: bool) -> Iterator[Iterable[SourceSentence]]:
         if self.dataset is not None:
-            yield as_sentences(str(self.dataset.dataset), enumerate(dataset_texts(self.dataset)[0]()))
+            rows: Iterable[tuple[int, Any]] = enumerate(dataset_texts(self.dataset)[0]())
+            rows = rows if self.language is None else sentences_of(rows, self.language, are_lines=False)
+            yield as_sentences(str(self.dataset.dataset), rows)
         order = np.arange(len(self.files))
         for number in np.random.default_rng([seed, epoch]).permutation(order) if shuffle_files else order:
             for first, end in self.ranges[number] if self.ranges else [(0, None)]:
                 yield islice(self._file_sentences(self.files[number]), first, end)
 
     def _file_sentences(self, file: str) -> Iterator[SourceSentence]:
-        return as_sentences(file, numbered_texts(Path(file), self.column))
-
-
-def find_files(pattern: str) -> list[str]:
-    """The files of a path, a pattern, or a folder, in the same order on all systems."""
-    if os.path.isdir(pattern):
-        found = [str(path) for path in Path(pattern).rglob("*") if format_suffix(path) in TEXT_SUFFIXES]
-    else:
-        refuse_folder_or_pipe(Path(pattern), pattern)
-        found = [pattern] if os.path.isfile(pattern) else glob.glob(pattern, recursive=True)
-    files = sorted(filter(os.path.isfile, found), key=lambda file: Path(file).as_posix())
-    if not files:
-        raise FileNotFoundError(
-            f"{pattern}: no file found. Pass files, patterns such as 'train/*.txt.gz', or folders with files that end "
-            f"in {', '.join(TEXT_SUFFIXES)}, also with .gz or .zst."
-        )
-    if arrays := [file for file in files if format_suffix(Path(file)) == ".json"]:
-        raise ValueError(
-            f"{arrays[0]}: text is read from .txt, and from .jsonl with a record per line. Convert or rename the file."
-        )
-    refuse_names_not_utf8(files)
-    return files
+        return as_sentences(file, text_sentences(Path(file), self.column, self.language))
 
 
 def as_sentences(source: str, texts: Iterable[tuple[int, Any]]) -> Iterator[SourceSentence]:

@@ -9,7 +9,9 @@ takes the beginning of an incomplete `.zst` file for the whole.
 """
 
 import csv
+import glob
 import json
+import os
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
@@ -19,7 +21,8 @@ from typing import Any
 
 from transformers.utils import logging
 
-from modeling_elmo.run_scripts.program.files import numbered_lines, parse_json
+from modeling_elmo.run_scripts.program.command_line import refuse_names_not_utf8
+from modeling_elmo.run_scripts.program.files import numbered_lines, parse_json, refuse_folder_or_pipe
 
 logger = logging.get_logger(__name__)
 
@@ -28,6 +31,7 @@ LocatedRow = tuple[Location, Mapping[str, Any]]
 RowReader = Callable[[Path], Iterator[LocatedRow]]
 
 CONLLU_COLUMNS = ("id", "form", "lemma", "upos", "xpos", "feats", "head", "deprel", "deps", "misc")
+FASTA_SUFFIXES = (".fasta", ".fa", ".faa")
 DEFAULT_TAGS = "tags"
 TABLE_SUFFIXES = (".tsv", ".csv")
 WORD_SUFFIXES = (".conll", ".bio", ".iob", ".iob2", ".conllu")
@@ -116,7 +120,7 @@ def not_words(sentences: list[list[list[str]]]) -> str | None:
     words = [[row for row in rows if not RANGE_OR_EMPTY_NODE.fullmatch(row[0])] for rows in sentences]
     several = [rows for rows in words if len(rows) > 1]
     firsts = [[row[0] for row in rows] for rows in several]
-    if firsts and all(map(_is_counted, firsts)):
+    if firsts and all(map(_count_up, firsts)):
         return "counts the words of each sentence"
     rows = [*chain.from_iterable(several)]
     distinct = [len({row[column] for row in rows}) for column in range(min(map(len, rows), default=0))]
@@ -126,7 +130,7 @@ def not_words(sentences: list[list[list[str]]]) -> str | None:
     return None
 
 
-def _is_counted(cells: list[str]) -> bool:
+def _count_up(cells: list[str]) -> bool:
     return all(map(str.isdecimal, cells)) and len({int(cell) - place for place, cell in enumerate(cells)}) == 1
 
 
@@ -355,3 +359,24 @@ TEXT_READERS: dict[str, Callable[[Path, str], Iterator[tuple[int, Any]]]] = {
     **dict.fromkeys(WORD_SUFFIXES, _column_texts),
 }
 TEXT_SUFFIXES = tuple(TEXT_READERS)
+
+
+def find_files(pattern: str) -> list[str]:
+    """The files of a path, a pattern, or a folder, in the same order on all systems."""
+    if os.path.isdir(pattern):
+        found = [str(path) for path in Path(pattern).rglob("*") if format_suffix(path) in TEXT_SUFFIXES]
+    else:
+        refuse_folder_or_pipe(Path(pattern), pattern)
+        found = [pattern] if os.path.isfile(pattern) else glob.glob(pattern, recursive=True)
+    files = sorted(filter(os.path.isfile, found), key=lambda file: Path(file).as_posix())
+    if not files:
+        raise FileNotFoundError(
+            f"{pattern}: no file found. Pass files, patterns such as 'train/*.txt.gz', or folders with files that end "
+            f"in {', '.join(TEXT_SUFFIXES)}, also with .gz or .zst."
+        )
+    if arrays := [file for file in files if format_suffix(Path(file)) == ".json"]:
+        raise ValueError(
+            f"{arrays[0]}: text is read from .txt, and from .jsonl with a record per line. Convert or rename the file."
+        )
+    refuse_names_not_utf8(files)
+    return files

@@ -26,7 +26,20 @@ from modeling_elmo.run_scripts.program.command_line import flat_message, is_mist
 
 
 @dataclass(kw_only=True)
-class DatasetArguments:
+class RunningTextArguments:
+    """The option of every program that reads raw text."""
+
+    split_sentences: str | None = option(
+        None,
+        "Join the lines of each paragraph, and split it into sentences by the rules of a language: en if no code is "
+        "given. Default: each line is a sentence.",
+        nargs="?",
+        const="en",
+    )
+
+
+@dataclass(kw_only=True)
+class DatasetArguments(RunningTextArguments):
     """Options of every program that reads texts."""
 
     _argument_group_name = "options of a data set"

@@ -7,26 +7,32 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 from modeling_elmo.run_scripts.program.command_line import refuse_unread
-from modeling_elmo.run_scripts.program.data_files import TEXT_SUFFIXES, format_suffix, numbered_texts
-from modeling_elmo.run_scripts.program.files import (
-    TextArguments,
-    dataset_texts,
-    numbered_lines,
-    refuse_folder_or_pipe,
+from modeling_elmo.run_scripts.program.data_files import FASTA_SUFFIXES, TEXT_SUFFIXES, find_files, format_suffix
+from modeling_elmo.run_scripts.program.files import TextArguments, dataset_texts, numbered_lines
+from modeling_elmo.run_scripts.program.sentences import (
+    check_language,
+    sentences_of,
+    text_sentences,
+    warn_of_wrapped_lines,
 )
 
 LineUnit = Literal["word", "character"]  # what a token is
-FASTA_SUFFIXES = (".fasta", ".fa", ".faa")
 NUM_MARKERS = 2  # <S> and </S>
 TOKEN = re.compile(r"\w+|[^\w\s]")
 
 
 class InputLine(NamedTuple):
-    """A sentence; `words` is `None` if the tokenizer splits the text, `name` if it is not from FASTA."""
+    """A sentence.
+
+    `words` is `None` if the tokenizer splits the text, and `name` if it is not from FASTA. `file` and `number`, of the
+    line in which it begins, are there where the place of an entry in the output is not that of a line in one file.
+    """
 
     text: str
     words: list[str] | None
     name: str | None = None
+    file: str | None = None
+    number: int | None = None
 
     @property
     def sentence(self) -> str | list[str]:
@@ -35,33 +41,64 @@ class InputLine(NamedTuple):
 
 
 def open_lines(
-    arguments: TextArguments, file: str | None, is_raw_text: bool, unit: LineUnit
+    arguments: TextArguments, patterns: Sequence[str], is_raw_text: bool, unit: LineUnit
 ) -> tuple[Callable[[], Iterator[InputLine]], int | None]:
-    """A function that reads the lines of a file or of `arguments.dataset`, and their number if it is known."""
-    if (file is None) == (arguments.dataset is None):
-        raise ValueError("Pass either --input FILE or --dataset NAME.")
-    if file is None:
+    """A function that reads the lines of files or of `arguments.dataset`, and their number if it is known.
+
+    With `arguments.split_sentences`, it reads sentences, and there is none for a blank line.
+    """
+    if bool(patterns) == (arguments.dataset is not None):
+        raise ValueError("Pass either --input FILE ... or --dataset NAME.")
+    language = arguments.split_sentences
+    check_language(language)
+    if not patterns:
         texts, total = dataset_texts(arguments)
-        return lambda: (
-            to_line(f"{arguments.dataset}, row {row}", text, is_raw_text, unit) for row, text in enumerate(texts())
-        ), total
+
+        def rows() -> Iterator[InputLine]:
+            numbered: Iterable[tuple[int, Any]] = enumerate(texts())
+            if language is not None:
+                numbered = sentences_of(numbered, language, are_lines=False)
+            for row, text in numbered:
+                line = to_line(f"{arguments.dataset}, row {row}", text, is_raw_text, unit)
+                yield line if language is None else line._replace(file=arguments.dataset, number=row)
+
+        return rows, total if language is None else None
     refuse_unread(arguments, ("dataset_config", "split", "streaming"), "without --dataset; leave it out.")
-    path = Path(file)
-    refuse_folder_or_pipe(path, f"--input {path}")
-    kind, known = format_suffix(path), (*TEXT_SUFFIXES, *FASTA_SUFFIXES)
-    if kind not in known and path.suffix.lower() == kind or kind == ".json":
-        raise ValueError(f"--input {path}: unknown suffix {kind!r}; pass {', '.join(known)}, .gz or .zst.")
-    if kind in FASTA_SUFFIXES and is_raw_text:
-        raise ValueError(f"--input {path} has sequences, whose tokens are single letters; leave out --raw_text.")
+    files = [Path(file) for pattern in patterns for file in find_files(pattern)]
+    known = (*TEXT_SUFFIXES, *FASTA_SUFFIXES)
+    for path in files:
+        kind = format_suffix(path)
+        if kind not in known and path.suffix.lower() == kind:
+            raise ValueError(f"--input {path}: unknown suffix {kind!r}; pass {', '.join(known)}, .gz or .zst.")
+        if kind in FASTA_SUFFIXES and is_raw_text:
+            raise ValueError(f"--input {path} has sequences, whose tokens are single letters; leave out --raw_text.")
+    if len({format_suffix(path) in FASTA_SUFFIXES for path in files}) > 1:
+        raise ValueError("--input has FASTA files, whose records have names, and texts. Pass one kind at a time.")
+    if language is None:
+        warn_of_wrapped_lines(files)
+    has_places = len(files) > 1 or language is not None
 
     def lines() -> Iterator[InputLine]:
-        if kind in FASTA_SUFFIXES:
-            return fasta_records(path)
-        texts = numbered_texts(path, arguments.text_column)
-        return (to_line(f"{path}, line {number}", text, is_raw_text, unit) for number, text in texts)
+        for path in files:
+            for number, line in file_lines(path):
+                yield line._replace(file=str(path), number=number) if has_places else line
 
-    # Reads the whole file once: a mistake in its last line shows now, not after hours.
-    total = sum(1 for _ in lines())
+    def file_lines(path: Path) -> Iterator[tuple[int, InputLine]]:
+        if format_suffix(path) in FASTA_SUFFIXES:
+            yield from fasta_records(path)
+            return
+        for number, text in text_sentences(path, arguments.text_column, language):
+            yield number, to_line(f"{path}, line {number}", text, is_raw_text, unit)
+
+    # Reads all files once: a mistake in the last line shows now, not after hours.
+    total = 0
+    places: dict[str, str] = {}
+    for line in lines():
+        total += 1
+        if line.name is not None and line.file is not None:
+            other = places.setdefault(hdf5_name(line.name), line.file)
+            if other != line.file:
+                raise ValueError(f"{line.file}: {other} has the name {line.name!r:.60} too (/ is _); change it.")
     return lines, total
 
 
@@ -77,8 +114,11 @@ def to_line(where: str, value: Any, is_raw_text: bool, unit: LineUnit) -> InputL
     return InputLine(text, None if is_text and is_raw_text else words)
 
 
-def fasta_records(path: Path) -> Iterator[InputLine]:
-    """The records of a FASTA file, one by one: a header `>NAME description`, then residues on any number of lines."""
+def fasta_records(path: Path) -> Iterator[tuple[int, InputLine]]:
+    """The records of a FASTA file, each with the line of its header.
+
+    A record is a header `>NAME description`, then residues on any number of lines.
+    """
     name, residues, lines = "", "", {}  # lines of the headers, by name
     for number, line in chain(numbered_lines(path), [(0, ">")]):
         if not line.startswith(">"):
@@ -89,7 +129,7 @@ def fasta_records(path: Path) -> Iterator[InputLine]:
         if name and not residues:
             raise ValueError(f"{path}: the record {name!r:.80} has no residues; complete or remove it.")
         if name:
-            yield InputLine(residues, list(residues), name)
+            yield lines[hdf5_name(name)], InputLine(residues, list(residues), name)
         if not number:  # the end of the file
             return
         header, residues = re.fullmatch(r">\s*(\S*\w\S*)(\s.*)?", line), ""

@@ -33,7 +33,7 @@ def check_layer(layer: str, num_layers: int):
         raise ValueError(f"--layer {layer}: pass {', '.join(NAMED_LAYERS)}, or a number up to {num_layers}.")
 
 
-def find_uses(sentences: Iterable[Sequence[str]], word: str) -> Iterator[WordUse]:
+def find_uses(sentences: Iterable[Sequence[str]], word: str | re.Pattern[str]) -> Iterator[WordUse]:
     """Every use of a word, a regular expression. Equal sentences count once, because texts repeat headings."""
     pattern, seen = re.compile(word), set()
     for words in sentences:

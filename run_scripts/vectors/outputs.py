@@ -9,6 +9,9 @@ HDF5 has the layout of AllenNLP's `elmo` command: `sentence_to_index[0]` is a JS
 number as a string. Of equal sentences it has the last number. The whole text is in memory once, at the end. AllenNLP
 refuses blank lines; here they have 0 tokens. `datasets.load_dataset("parquet", data_files=...)` reads Parquet.
 
+Where the entries are not the lines of one file, the output names the file and the line in which each begins: HDF5 in
+the data sets `files` and `lines`, Parquet in columns `file` and `line`. Rows of a data set count from 0.
+
 The records of a FASTA file have names. HDF5 then has one data set for each record under its name, with `/` as `_`, also
 with `--pooling`, and nothing else. Parquet has the names in one more column, `name`.
 
@@ -185,9 +188,13 @@ def write_hdf5(path: Path, parts: PartsFolder, keep_sentences: bool):
     import h5py
 
     index: dict[str, str] = {}
+    places: list[tuple[str | None, int | None]] = []
     with h5py.File(path, "w") as file:
         for first, block in parts.parts():
-            if block.lines[0].name is not None:  # of all lines, or of none
+            has_names = block.lines[0].name is not None  # all lines, or none
+            if block.lines[0].file is not None and not has_names:
+                places += [(line.file, line.number) for line in block.lines]
+            if has_names:
                 keep_sentences = False
                 for line, vectors in zip(block.lines, block.vectors, strict=True):
                     file.create_dataset(hdf5_name(str(line.name)), data=vectors)
@@ -200,6 +207,10 @@ def write_hdf5(path: Path, parts: PartsFolder, keep_sentences: bool):
                     file.create_dataset(str(number), data=vectors)
             if keep_sentences:
                 index.update((line.text, str(number)) for number, line in enumerate(block.lines, first))
+        if places:
+            files, numbers = zip(*places, strict=True)
+            file.create_dataset("files", data=files, dtype=h5py.string_dtype())
+            file.create_dataset("lines", data=numbers)
         if keep_sentences:
             file.create_dataset("sentence_to_index", data=[json.dumps(index)], dtype=h5py.string_dtype())
 
@@ -227,7 +238,9 @@ def arrow_table(block: VectorBlock, is_pooled: bool):
     texts = [without_surrogates(line.text) for line in block.lines]
     tokens = [[without_surrogates(word) for word in words] for words in block.tokens]
     words_type = pyarrow.list_(pyarrow.string())
-    names = {} if block.lines[0].name is None else {"name": [line.name for line in block.lines]}
+    places = {"name": "name", "file": "file", "line": "number"}  # columns, of all lines or of none
+    known = {column: name for column, name in places.items() if getattr(block.lines[0], name) is not None}
+    names = {column: [getattr(line, name) for line in block.lines] for column, name in known.items()}
     return pyarrow.table({**names, "text": texts, "tokens": pyarrow.array(tokens, words_type), "vectors": vectors})
 
 

@@ -60,8 +60,8 @@ def read_word_vectors(path: str | Path, limit: int | None = None) -> WordVectors
         raise ValueError(f"{found}. Pass the complete file, or --word_vectors_limit {len(rows)}.")
     if others:
         logger.warning(
-            f"{path}: {len(others):,} lines repeat an earlier word and are ignored, because they have another vector: first "
-            f"{others[0]}."
+            f"{path}: {len(others):,} lines repeat an earlier word and are ignored, although their vector is another: "
+            f"first {others[0]}."
         )
     return WordVectors(list(rows), np.frombuffer(numbers, np.float32).reshape(len(rows), width))
 

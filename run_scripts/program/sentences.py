@@ -1,0 +1,115 @@
+"""Sentences of running text, whose lines end anywhere: paragraphs are joined, and split by the package sentencex."""
+
+import re
+from bisect import bisect_right
+from collections.abc import Iterable, Iterator
+from itertools import accumulate, islice
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from transformers.utils import logging
+
+from modeling_elmo.pipeline_elmo_coreference import split_sentences
+from modeling_elmo.run_scripts.program.data_files import FASTA_SUFFIXES, TEXT_READERS, format_suffix, numbered_texts
+from modeling_elmo.run_scripts.program.files import numbered_lines, require
+
+logger = logging.get_logger(__name__)
+
+SPLIT_AT_ONCE = 20_000  # characters; a paragraph may be a whole file, of which no more is in memory
+JUDGED_LINES, FEWEST_LINES = 1000, 10  # whether they are wrapped
+NARROWEST, WIDEST = 40, 200  # characters of a wrapped line
+FULL = 0.8  # of the width: the shortest line that is full
+# At least so many wrapped lines are full, and at most so many end a sentence. Of texts with a sentence per line, 0.1 to
+# 0.2 are as long, and 0.8 to 1.0 end one.
+FULL_SHARE, END_SHARE = 0.45, 0.6
+SENTENCE_END = re.compile(r"[.!?…。！？؟।:;][\"'”’»)\]]*\Z")
+
+NumberedText = tuple[int, Any]  # a line or row, and a text or a list of words
+
+
+def text_sentences(path: Path, column: str, language: str | None) -> Iterator[NumberedText]:
+    """The texts of `numbered_texts`; with a `language` their sentences, each with the line in which it begins."""
+    texts = numbered_texts(path, column)
+    return texts if language is None else sentences_of(texts, language, are_lines=has_running_text(path))
+
+
+def has_running_text(path: Path) -> bool:
+    """Whether each line is a text, so that a paragraph may go on in the next line."""
+    return format_suffix(path) not in {*TEXT_READERS, *FASTA_SUFFIXES} - {".txt"}
+
+
+def check_language(language: str | None):
+    """Refuses what is no language of `--split_sentences`, and says how to install the package."""
+    if language is None:
+        return
+    if not re.fullmatch("[a-z]{2,3}", language):
+        reason = "the value is the code of a language, such as en or de; other arguments go before the option"
+        raise ValueError(f"--split_sentences {language}: {reason}.")
+    require("sentencex", extra="coref", purpose="--split_sentences")
+
+
+def sentences_of(texts: Iterable[NumberedText], language: str, are_lines: bool) -> Iterator[NumberedText]:
+    """The sentences of texts, each with the number of the text in which it begins. Lists of words stay as they are.
+
+    Args:
+        language: code of a language, for its abbreviations.
+        are_lines: whether a paragraph, which ends at a blank line, may go on in the next text.
+    """
+    paragraph: list[tuple[int, str]] = []
+    size = 0
+    for number, text in texts:
+        is_text = isinstance(text, str)
+        lines = [line.strip() for line in text.split("\n")] if is_text else [""]
+        for line in [*lines, *([] if are_lines else [""])]:
+            if line:
+                paragraph.append((number, line))
+                size += len(line)
+            found = list(_split(paragraph, language)) if size > SPLIT_AT_ONCE or not line else []
+            rest = []
+            if line and len(found) > 1:  # the last sentence may go on
+                index, place, _ = found.pop()
+                begun, line = paragraph[index]
+                rest = [(begun, line[place:]), *paragraph[index + 1 :]]
+            yield from ((paragraph[index][0], sentence) for index, _, sentence in found)
+            if found:
+                paragraph, size = rest, sum(len(line) for _, line in rest)
+        if not is_text:
+            yield number, text
+    yield from ((paragraph[index][0], sentence) for index, _, sentence in _split(paragraph, language))
+
+
+def _split(paragraph: list[tuple[int, str]], language: str) -> Iterator[tuple[int, int, str]]:
+    """The sentences of a paragraph, each with the index of its first line, and the place in this line."""
+    lines = [line for _, line in paragraph]
+    starts = [0, *accumulate(len(line) + 1 for line in lines)]
+    text = " ".join(lines)
+    for start, end in split_sentences(text, language):
+        if sentence := text[start:end].strip():
+            first = start + text[start:end].index(sentence[0])
+            index = bisect_right(starts, first) - 1
+            yield index, first - starts[index], sentence
+
+
+def warn_of_wrapped_lines(files: Iterable[Path | str]):
+    """Warns if the lines of a text file, each of which is read as a sentence, seem to be wrapped."""
+    for path in filter(has_running_text, map(Path, files)):
+        lines = (line.strip() for _, line in islice(numbered_lines(path), JUDGED_LINES))
+        if width := wrapped_width([line for line in lines if line]):
+            logger.warning(
+                f"{path}: the lines seem to be wrapped at {width} characters, but each line is read as a sentence. "
+                "Pass --split_sentences to join the lines of a paragraph and to split it into sentences."
+            )
+            return
+
+
+def wrapped_width(lines: list[str]) -> int | None:
+    """The width at which lines that are not blank were wrapped; `None` if they seem to be sentences."""
+    if len(lines) < FEWEST_LINES:
+        return None
+    lengths = np.array([*map(len, lines)])
+    width = int(np.quantile(lengths, 0.95))
+    are_full = lengths >= FULL * width
+    ends = sum(bool(SENTENCE_END.search(line)) for line in lines) / len(lines)
+    is_wrapped = NARROWEST <= width <= WIDEST and are_full.mean() >= FULL_SHARE and ends < END_SHARE
+    return width if is_wrapped else None
