@@ -6,6 +6,7 @@ r"""The tagger of `elmo ner` in a plain Accelerate loop, for those who want to c
 It keeps the epoch with the best validation score. `accelerate launch -m` runs it in several processes.
 """
 
+import math
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -16,15 +17,17 @@ from accelerate.utils import set_seed
 from torch.nn.utils.rnn import pad_sequence
 from torch.utils.data import DataLoader
 from tqdm.auto import tqdm
-from transformers.utils import CONFIG_NAME
+from transformers.utils import CONFIG_NAME, logging
 
 from modeling_elmo.run_scripts.fine_tuning.head import BasicHeadArguments, HeadArguments, task_model, task_tokenizer
 from modeling_elmo.run_scripts.fine_tuning.task import SplitOutput
 from modeling_elmo.run_scripts.fine_tuning.tasks.tagging import Tagging, TaggingArguments
-from modeling_elmo.run_scripts.fine_tuning.trainer import DIVERGED
+from modeling_elmo.run_scripts.fine_tuning.trainer import DIVERGED, likely_cause
 from modeling_elmo.run_scripts.program.command_line import ProgramParser, option, run
 from modeling_elmo.run_scripts.program.files import broken_weights
 from modeling_elmo.run_scripts.program.processes import check_processes, has_accelerator, sole_run
+
+logger = logging.get_logger(__name__)
 
 
 @dataclass(kw_only=True)
@@ -75,19 +78,27 @@ def train(accelerator: Accelerator, task: Tagging, head: HeadArguments, loop: Lo
     model, optimizer, *prepared = accelerator.prepare(model, optimizer, *loaders.values())
     loaders = dict(zip(loaders, prepared, strict=True))
     epochs: list[dict[str, float]] = []
+    best: dict[str, str | None] = {}  # what is wrong with the best epoch, by split
     for epoch in range(1, loop.num_train_epochs + 1):
         loss = train_epoch(accelerator, model, optimizer, loaders["train"], loop.max_grad_norm, epoch)
-        scores = {}
+        scores, failures = {}, {}
         for split in [name for name in splits if name != "train"]:
             output = SplitOutput(*predict(accelerator, model, loaders[split]), task.data[split], splits[split])
-            scores[split] = task.scores(output)[task.metric]
+            of_split = task.scores(output)
+            scores[split], failures[split] = of_split[task.metric], task.failure(output, of_split)
         epochs.append({"epoch": epoch, "loss": loss, **scores})
         accelerator.print(epochs[-1])
         if accelerator.is_main_process and max(epochs, key=lambda each: each["validation"]) is epochs[-1]:
+            best = failures
             if name := broken_weights(model):
                 raise ValueError(f"The weights of {name} are not finite: {DIVERGED}")
             accelerator.unwrap_model(model).save_pretrained(loop.output_dir)
             tokenizer.save_pretrained(loop.output_dir)
+    steps = loop.num_train_epochs * math.ceil(len(loaders["train"]) / loop.gradient_accumulation_steps)
+    cause = likely_cause(steps, loop.learning_rate, LoopArguments.learning_rate)
+    for split, failure in best.items():
+        if failure:
+            logger.warning(f"{loop.output_dir}, split {split!r}: {failure}. Likely cause: {cause}.")
     return epochs
 
 

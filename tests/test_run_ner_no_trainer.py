@@ -1,5 +1,7 @@
 """The plain loop: it learns, keeps its best epoch, and scores in batches as the saved model does one by one."""
 
+import math
+
 import pytest
 import torch
 from accelerate.state import AcceleratorState
@@ -35,6 +37,15 @@ def test_the_best_epoch_is_kept(tmp_path):
     assert scores["f1"] == max(epoch["validation"] for epoch in epochs) > 0
     with pytest.raises(FileExistsError, match="run holds a model; pass another --output_dir"):
         run(tmp_path)
+
+
+def test_a_score_that_needs_no_learning_is_told(tmp_path, monkeypatch, caplog):
+    bilm(tmp_path / "bilm")
+    monkeypatch.setattr(run_ner_no_trainer.Tagging, "failure", lambda *_: "f1 is 0.00")
+    run(tmp_path)
+    steps = 3 * math.ceil(len(sentences_of(tmp_path / "train.conll")) / 6)
+    message = f"{tmp_path / 'run'}, split 'validation': f1 is 0.00. Likely cause: training took {steps} steps only "
+    assert sum(each.startswith(message) for each in caplog.messages) == 1
 
 
 def test_refused_runs(tmp_path, monkeypatch):

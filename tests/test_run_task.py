@@ -27,6 +27,7 @@ from task_worker import (
     role_sentences_of,
     sentences_of,
     stopping_trainer,
+    tagger_options,
     train_head,
     write_questions,
 )
@@ -378,6 +379,20 @@ def test_a_stopped_run_resumes_with_the_same_windows(is_within_an_epoch, tmp_pat
         train_head("coref", tmp_path, **options)
     train_head("coref", tmp_path, **options, resume_from_checkpoint="last")
     assert_same_weights(tmp_path / "run", tmp_path / "whole")
+
+
+# Models that have learned nothing
+
+
+@pytest.mark.parametrize(
+    ("task", "shown"), [("ner", "because the model always answers 'O'"), ("srl", "because hardly any answer is right")]
+)
+def test_a_score_that_needs_no_learning_is_told(task, shown, place, tmp_path, caplog):
+    options = tagger_options(place(task), tmp_path) if task == "ner" else {"output_dir": tmp_path}
+    train_head(task, place(task), **options | {"max_steps": 1})
+    (message,) = [each for each in caplog.messages if "split 'test'" in each]
+    cause = "training took 1 steps only (pass a larger --num_train_epochs or --max_steps, or smaller batches)"
+    assert message.startswith(f"{tmp_path}, split 'test': f1 is 0.00, {shown}. Likely cause: {cause}")
 
 
 # Refusals

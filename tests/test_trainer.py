@@ -13,7 +13,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 from task_worker import assert_same_weights, bilm, capitals, predictions_of, stopping_trainer, trainer_with
 from task_worker import train_tagger as train
-from transformers import ProgressCallback, TrainerCallback, training_args
+from transformers import TrainerCallback, training_args
 
 from modeling_elmo import ELMoForTokenClassification, ELMoTokenizer
 from modeling_elmo.run_scripts import run_task
@@ -21,7 +21,6 @@ from modeling_elmo.run_scripts.fine_tuning import head, trainer
 from modeling_elmo.run_scripts.fine_tuning.tasks.classification import ClassificationTrainingArguments
 from modeling_elmo.run_scripts.fine_tuning.trainer import (
     TRAINED,
-    LogLines,
     TaskTrainer,
     TaskTrainingArguments,
     last_checkpoint,
@@ -319,10 +318,31 @@ def test_the_log_is_text_without_a_terminal(place, tmp_path, capsys):
 
 
 @pytest.mark.parametrize("is_terminal", [True, False])
-def test_a_terminal_has_trainers_own_bar(is_terminal, place, tmp_path, monkeypatch):
+@pytest.mark.parametrize("has_bar", [True, False])
+def test_no_log_has_dictionaries(is_terminal, has_bar, place, tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(sys.stderr, "isatty", lambda: is_terminal, raising=False)
-    found: list[type] = []
-    action = trainer_with(lambda trainer: found.extend(map(type, trainer.callback_handler.callbacks)))
-    monkeypatch.setattr(head, "TaskTrainer", action)
-    train(place, tmp_path, max_steps=1, disable_tqdm=None)
-    assert (ProgressCallback in found, LogLines in found) == (is_terminal, not is_terminal)
+    train(place, tmp_path, max_steps=1, disable_tqdm=None if has_bar else "true", logging_steps=1)
+    printed = capsys.readouterr()
+    lines = [line for line in printed.out.splitlines() if line.startswith(("epoch", "{"))]
+    assert re.fullmatch(r"epoch 0.1667: loss [\d.]+, grad_norm [\d.]+, learning_rate 0.05", lines[0])
+    assert re.fullmatch(r"epoch 0.1667: eval_loss [\d.]+, .*, eval_runtime [\d.e-]+", lines[1])
+    assert re.fullmatch(r"epoch 0.1667: train_runtime [\d.e-]+, train_loss [\d.]+", lines[-1])
+    assert not any(line.startswith("{") for line in lines)
+    assert ("loss " in printed.err) == has_bar
+
+
+# A model that has learned nothing
+
+
+@pytest.mark.parametrize(
+    ("steps", "rate", "shown"),
+    [
+        (99, 1e-3, "training took 99 steps only (pass a larger --num_train_epochs or --max_steps, or smaller batches)"),
+        (100, 1e-3, "100 steps at --learning_rate 0.001 were not enough (pass a larger --num_train_epochs, another "),
+        (5000, 5e-5, "--learning_rate 5e-05 is far from 0.001, the default (leave it out)"),
+        (99, 0.5, "smaller batches) and --learning_rate 0.5 is far from 0.001"),
+    ],
+)
+def test_the_likely_cause_comes_from_the_numbers(steps, rate, shown, tmp_path):
+    assert shown in TaskTrainingArguments(output_dir=str(tmp_path), learning_rate=rate).likely_cause(steps)
+    assert "--learning_rate 1 were" in TaskTrainingArguments(output_dir=str(tmp_path), adadelta=True).likely_cause(5000)

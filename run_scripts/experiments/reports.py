@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from datasets import Dataset
-from transformers.utils import CONFIG_NAME
+from transformers.utils import CONFIG_NAME, logging
 
 from modeling_elmo.run_scripts.cards.card import CardArguments, hub_name, without_folders, write_card_facts
 from modeling_elmo.run_scripts.cards.figures import draw_ablation, draw_confusion, draw_data_curve, draw_layer_weights
@@ -35,6 +35,8 @@ from modeling_elmo.run_scripts.fine_tuning.trainer import (
     last_checkpoint,
 )
 from modeling_elmo.run_scripts.program.files import digest, model_digest, parse_json, read_json, write_json, write_lines
+
+logger = logging.get_logger(__name__)
 
 RECORDS = "records.jsonl"
 PLAN_OUTPUT = "output.log"  # of the program of an experiment that a plan runs
@@ -120,6 +122,7 @@ def run_record(
     outputs, folder = split_outputs(trainer, task, splits), Path(trainer.args.output_dir)
     scores = score_outputs(task, outputs, folder / "predictions", trainer.is_world_process_zero())
     score, log = f"eval_{task.metric}", trainer.state.log_history
+    warn_of_failures(trainer, task, outputs, scores)
     record = {
         "task": task.name,
         "arm": "elmo" if trainer.model.config.use_elmo else BASELINE_NAME,
@@ -137,6 +140,13 @@ def run_record(
         "dataset": hub_name(task.source.get("dataset")),
     }
     return record if start is None else record | {"seconds": time.monotonic() - start}
+
+
+def warn_of_failures(trainer: TaskTrainer, task: Task, outputs: dict[str, SplitOutput], scores: dict[str, Any]):
+    cause = trainer.args.likely_cause(trainer.state.global_step)
+    for split, output in outputs.items() if trainer.is_world_process_zero() else ():
+        if failure := task.failure(output, scores[split]):
+            logger.warning(f"{trainer.args.output_dir}, split {split!r}: {failure}. Likely cause: {cause}.")
 
 
 def write_run(folder: Path, record: Record, card: CardArguments, training: TaskTrainingArguments):

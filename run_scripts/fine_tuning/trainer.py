@@ -2,7 +2,6 @@
 
 import math
 import os
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -16,7 +15,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from torch.optim.lr_scheduler import LRScheduler, StepLR
 from torch.utils.data import SequentialSampler
-from transformers import ProgressCallback, Trainer, TrainerCallback, TrainerState, TrainingArguments
+from transformers import PrinterCallback, ProgressCallback, Trainer, TrainerCallback, TrainerState, TrainingArguments
 from transformers.utils import is_torch_tf32_available, logging
 
 from modeling_elmo import ELMoConfig
@@ -53,6 +52,8 @@ TRAINED = "trained_weights.safetensors"  # in a checkpoint, whose model has the 
 # Schedules that do not depend on the number of steps.
 ENDLESS_SCHEDULES = ("constant", "constant_with_warmup", "inverse_sqrt", "reduce_lr_on_plateau", "greedy")
 DECAY_STEPS = 100  # of `lr_decay`, as in the code of Lee et al. (2017)
+FEW_STEPS = 100  # in which a new network hardly learns anything
+UNUSUAL = 5  # factor between a learning rate and the default, which suits most data
 DIVERGED = "training diverged. Pass a smaller --learning_rate, or other options of the optimizer."
 ADADELTA_HELP = "Adadelta (rho 0.95); --no_adadelta uses --optim."
 EMA_HELP = "Decay per step of the moving average of the weights, which is evaluated and saved. 0: no average."
@@ -153,6 +154,10 @@ class TaskTrainingArguments(TrainingArguments):
         left_out = ("optim", "optim_args", "adam_beta1", "adam_beta2", "adam_epsilon") if self.adadelta else ()
         return {name: values[name] for name in RECORDED_OPTIONS if name in values and name not in left_out}
 
+    def likely_cause(self, steps: int) -> str:
+        """Why a model may have learned nothing in so many steps."""
+        return likely_cause(steps, self.learning_rate or 0.0, 1.0 if self.adadelta else self.default_learning_rate)
+
     def checkpoint(self) -> str | None:
         """The checkpoint to resume from: a folder, or with `--resume_from_checkpoint last` the last complete one."""
         wanted = self.resume_from_checkpoint
@@ -163,6 +168,20 @@ class TaskTrainingArguments(TrainingArguments):
                 "checkpoint-N, or leave the option out."
             )
         return found
+
+
+def likely_cause(steps: int, learning_rate: float, usual: float) -> str:
+    """Why a model may have learned nothing, and what to do."""
+    causes = []
+    if steps < FEW_STEPS:
+        options = "a larger --num_train_epochs or --max_steps, or smaller batches"
+        causes.append(f"training took {steps:,} steps only (pass {options})")
+    if not usual / UNUSUAL < learning_rate < usual * UNUSUAL:
+        causes.append(f"--learning_rate {learning_rate:g} is far from {usual:g}, the default (leave it out)")
+    options = "a larger --num_train_epochs, another --learning_rate, or more data"
+    return (
+        " and ".join(causes) or f"{steps:,} steps at --learning_rate {learning_rate:g} were not enough (pass {options})"
+    )
 
 
 class MovingAverage(TrainerCallback):
@@ -203,15 +222,28 @@ class MovingAverage(TrainerCallback):
             self.weights[name].copy_(weight)
 
 
+def log_line(logs: dict[str, float]) -> str:
+    """An entry of Trainer's log as text."""
+    figures = (f"{name} {value:.4g}" for name, value in logs.items() if not name.endswith(NOT_PRINTED))
+    return f"epoch {logs['epoch']:.4g}: {', '.join(figures)}"
+
+
 class LogLines(ProgressCallback):
-    """Progress where standard error is no terminal: entries of Trainer's log as text, and the loss beside the steps."""
+    """Trainer's progress with its log as text, and the loss beside the steps."""
 
     def on_log(self, args, state, control, logs, **kwargs):
         if self.training_bar is not None:
-            figures = {name: f"{value:.4g}" for name, value in logs.items() if not name.endswith(NOT_PRINTED)}
-            self.training_bar.write(f"epoch {logs['epoch']:.4g}: {', '.join(map(' '.join, figures.items()))}")
-            if "loss" in figures:
-                self.training_bar.set_postfix_str(f"loss {figures['loss']}")
+            self.training_bar.write(log_line(logs))
+            if "loss" in logs:
+                self.training_bar.set_postfix_str(f"loss {logs['loss']:.4g}")
+
+
+class PlainLogLines(PrinterCallback):
+    """The same without progress."""
+
+    def on_log(self, args, state, control, logs, **kwargs):
+        if state.is_local_process_zero:
+            print(log_line(logs))
 
 
 class TaskTrainer(Trainer):
@@ -234,9 +266,9 @@ class TaskTrainer(Trainer):
         for callback in (self.average, self.data_collator):  # some collators draw anew in each epoch
             if isinstance(callback, TrainerCallback):
                 self.add_callback(callback)
-        if not (args.disable_tqdm or sys.stderr.isatty()):
-            self.remove_callback(ProgressCallback)
-            self.add_callback(LogLines)
+        stock, lines = (PrinterCallback, PlainLogLines) if args.disable_tqdm else (ProgressCallback, LogLines)
+        self.remove_callback(stock)  # it prints dictionaries
+        self.add_callback(lines)
 
     def get_decay_parameter_names(self, model) -> list[str]:
         # Decay would pull gamma to 0. Trainer exempts only biases and layer norms.

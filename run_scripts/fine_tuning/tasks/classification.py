@@ -258,7 +258,8 @@ def _chosen_columns(name: str, given: list[str], arguments: ClassificationArgume
     own, pairs, texts = ([each for each in known if {*each} <= {*given}] for known in kinds)
     found = own[:1] or pairs or texts  # `question` and `sentence` are a pair, although `sentence` alone is a text
     if (text, pair) == ("text", None) and len(found) == 1 and found != [("text",)]:
-        text, pair = (*found[0], None)[:2]
+        text, *second = found[0]
+        pair = second[0] if second else None
         print(f"{name}: the text is {' and '.join(found[0])}")
     labels = [column for column in LABEL_COLUMNS if column in given]
     if label == "label" and "label" not in given and len(labels) == 1:
