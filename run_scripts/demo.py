@@ -106,31 +106,27 @@ def print_lesson(perplexities: tuple[float, float], scores: tuple[float, float])
     ]
     print(f"\n{markdown_table(rows)}")
     print(f"\nThe two taggers differ in ELMo alone: F1 {scores[1] - scores[0]:+.1f}.")
-    print(
-        "\nNext, find names with the second tagger, write vectors of a text, and train a tagger on files like yours:\n"
-    )
+    print("\nNext, use the second tagger, write the vectors of a text, or train a tagger on files like yours:\n")
     print(*next_commands(), sep="\n")
     print(f"\nAfter `source {shown(BIN / 'activate')}`, the command is `elmo`; `elmo --help` lists the programs.")
 
 
 def next_commands() -> list[str]:
-    tagger, elmo = OUTPUT / TAGGERS / "elmo" / "seed-42", BIN / "elmo"
-    options = 'trust_remote_code=True, aggregation_strategy="simple"'
-    find = f'pipeline("token-classification", "{shown(tagger)}", {options})'
+    python, elmo, model, texts, output = map(shown, (BIN / "python", BIN / "elmo", MODEL, DEMO_TEXTS, OUTPUT))
+    tagger = os.path.relpath(OUTPUT / TAGGERS / "elmo" / "seed-42")
+    find = f'pipeline("token-classification", "{tagger}", trust_remote_code=True, aggregation_strategy="simple")'
     code = f'from transformers import pipeline; print(*{find}("Barack Obama visited New York."), sep="\\n")'
-    vectors = ["--model", MODEL, "--input", DEMO_TEXTS / "play.txt", "--output", OUTPUT / "vectors.hdf5"]
-    files = ["--train_file", DEMO_TEXTS / "wnut17_train.conll", "--validation_file", DEMO_TEXTS / "wnut17_dev.conll"]
-    commands = [
-        [BIN / "python", "-c", code],
-        [elmo, "embed", *vectors],
-        [elmo, "ner", "--model_name_or_path", MODEL, *files, "--output_dir", OUTPUT / "my-tagger"],
+    files = f"--train_file {texts}/wnut17_train.conll --validation_file {texts}/wnut17_dev.conll"
+    return [
+        f"{python} -c {shlex.quote(code)}",
+        f"{elmo} embed --model {model} --input {texts}/play.txt --output {output}/vectors.hdf5",
+        f"{elmo} ner --model_name_or_path {model} {files} --output_dir {output}/my-tagger",
     ]
-    return [shlex.join(map(shown, command)) for command in commands]
 
 
-def shown(word: Path | str) -> str:
-    """A path as it is shorter to type here."""
-    return os.path.relpath(word) if isinstance(word, Path) and word.is_relative_to(Path.cwd()) else str(word)
+def shown(path: Path) -> str:
+    """A path from here, as a shell reads it."""
+    return shlex.quote(os.path.relpath(path))
 
 
 if __name__ == "__main__":
