@@ -108,7 +108,7 @@ class TaskTrainingArguments(TrainingArguments):
         if not has_accelerator():
             self.use_cpu = True
         by_launcher = os.environ.get("ACCELERATE_MIXED_PRECISION") == "bf16" and not self.fp16
-        wants_bf16 = self.bf16 or by_launcher
+        wants_bf16 = self.bf16 or by_launcher  # type: ignore[has-type]  # an option of TrainingArguments
         self.bf16 = wants_bf16 and (not self.use_cpu or computes_bfloat16("cpu", "--bf16"))  # for the record, too
         if self.tf32 is None and not self.use_cpu and is_torch_tf32_available():
             self.tf32 = True

@@ -457,7 +457,8 @@ class Pretraining:
             )
 
     def _changes_of_the_schedule(self) -> list[str]:
-        before = {item.name: item.default for item in fields(self.arguments)} | (self.progress.settings or {})
+        before: dict[str, Any] = {item.name: item.default for item in fields(self.arguments)}
+        before |= self.progress.settings or {}
         names = [*OF_SCHEDULE]
         if min(before["max_steps"], self.arguments.max_steps) > 0:  # they decide, not the epochs
             names.remove("num_train_epochs")

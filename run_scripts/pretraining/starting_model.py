@@ -103,7 +103,7 @@ class ModelArguments:
         if self.tokenizer_name is not None:
             refuse_unread(self, ["pre_tokenization"], "with --tokenizer_name, whose tokenizer has rules: leave it out.")
         # Raises for fields out of range; an unknown size of the vocabulary must not seem too small.
-        self.check_softmax(self.config(vocab_size=self.vocabulary_size or 2**31 - 1))
+        self.check_softmax(self.config(vocab_size=self.vocabulary_size or 2**24))  # the most that a configuration takes
 
     def check_softmax(self, config: ELMoConfig):
         config.check_softmax()
