@@ -85,6 +85,11 @@ OTHER_NAMES = {
 }
 FIELD_OF_NAME = {name: field for field, names in OTHER_NAMES.items() for name in names.split()}
 
+# Upper bounds, far above those of all models. Beyond them, a model takes minutes or all memory before its sizes are
+# compared with the weights, or sizes of tensors overflow.
+MOST_LAYERS, MOST_COLUMNS, MOST_ROWS, MOST_CHARACTERS = 1000, 2**20, 2**24, 1000
+MOST_CELLS = 2**40  # no matrix has them in both dimensions
+
 
 @strict
 class ELMoConfig(PreTrainedConfig):
@@ -347,11 +352,20 @@ class ELMoConfig(PreTrainedConfig):
         counts = "char_vocab_size num_highway_layers word_embedding_size vocabulary_cache_size scalar_mix_l2 "
         counts += "task_word_embedding_size num_genres"
         rates, bounds = "dropout elmo_dropout task_dropout lexical_dropout", "cell_clip projection_clip spans_per_word"
+        layers = "num_hidden_layers num_highway_layers task_num_layers"
+        widths = "projection_size word_embedding_size char_embedding_size "
+        widths += "task_hidden_size task_word_embedding_size task_char_embedding_size"
+        rows = "vocab_size char_vocab_size vocabulary_cache_size max_span_width num_genres"
         largest = sys.float_info.max
         for names, is_valid, expected in (
             (sizes, lambda value: value >= 1, "an integer of at least 1"),
             ("max_word_length", lambda value: value >= 3, "3 or more (two are markers)"),
             (counts, lambda value: value >= 0, "0 or more"),
+            (layers, lambda value: value <= MOST_LAYERS, f"at most {MOST_LAYERS}"),
+            (widths, lambda value: value <= MOST_COLUMNS, f"at most {MOST_COLUMNS}"),
+            ("lstm_hidden_size", lambda value: value <= MOST_CELLS, f"at most {MOST_CELLS}"),
+            (rows, lambda value: value <= MOST_ROWS, f"at most {MOST_ROWS}"),
+            ("max_word_length", lambda value: value <= MOST_CHARACTERS, f"at most {MOST_CHARACTERS}"),
             ("forget_bias scalar_mix_l2", lambda value: abs(value) <= largest, "a finite number"),
             (rates, lambda value: 0 <= value < 1, "a rate in [0, 1)"),
             (bounds, lambda value: 0 < value <= largest, "a positive number (of a clip, None is no bound)"),
@@ -370,10 +384,13 @@ class ELMoConfig(PreTrainedConfig):
         _check(self.char_embedding_size >= 1, "char_embedding_size", self.char_embedding_size, "1 or more")
         _check(bool(self.char_cnn_filters), "char_cnn_filters", self.char_cnn_filters, "at least one [width, number]")
         for name in ("char_cnn_filters", "task_char_cnn_filters"):
+            number = len(getattr(self, name))
+            _check(number <= MOST_LAYERS, name, f"{number} filters", f"at most {MOST_LAYERS}")
             for item in getattr(self, name):
                 valid = isinstance(item, (list, tuple)) and [type(n) for n in item] == [int, int] and min(item) > 0
                 valid = valid and item[0] <= self.max_word_length
                 _check(valid, name, item, "pairs [width, number] of positive integers, widths up to `max_word_length`")
+                _check(item[1] <= MOST_COLUMNS, name, item, f"numbers up to {MOST_COLUMNS}")
 
     def validate_words(self):
         """Checks that the four special words are in the vocabulary."""

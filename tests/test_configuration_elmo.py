@@ -109,6 +109,20 @@ WITHOUT_ELMO = [{"use_elmo": False}, {"elmo_placement": "output"}]  # at the inp
         ({"projection_size": "512"}, "'projection_size' expected int, got str"),
         ({"num_hidden_layers": 0}, "`num_hidden_layers` is 0; pass an integer of at least 1"),
         ({"num_highway_layers": -1}, "`num_highway_layers` is -1; pass 0 or more"),
+        *(
+            ({name: 10**9}, f"`{name}` is 1000000000; pass at most 1000")
+            for name in ("num_hidden_layers", "num_highway_layers", "task_num_layers", "max_word_length")
+        ),
+        *(
+            ({name: 10**9}, f"`{name}` is 1000000000; pass at most 1048576")
+            for name in ("projection_size", "word_embedding_size", "char_embedding_size", "task_hidden_size")
+        ),
+        ({"lstm_hidden_size": 10**18}, "`lstm_hidden_size` is 10+; pass at most 1099511627776"),
+        ({"vocab_size": 10**9}, "`vocab_size` is 1000000000; pass at most 16777216"),
+        ({"vocabulary_cache_size": 10**9}, "`vocabulary_cache_size` is 1000000000; pass at most 16777216"),
+        ({"char_vocab_size": 10**9}, "`char_vocab_size` is 1000000000; pass at most 16777216"),
+        ({"char_cnn_filters": [[1, 10**9]]}, r"`char_cnn_filters` is \[1, 1000000000\]; pass numbers up to 1048576"),
+        ({"task_char_cnn_filters": [[1, 1]] * 1001}, "`task_char_cnn_filters` is '1001 filters'; pass at most 1000"),
         ({"cell_clip": 0}, "`cell_clip` is 0"),
         ({"cell_clip": float("inf")}, "`cell_clip` is inf"),
         ({"projection_clip": 10**400}, "`projection_clip` is 10+; "),
@@ -133,6 +147,18 @@ WITHOUT_ELMO = [{"use_elmo": False}, {"elmo_placement": "output"}]  # at the inp
 def test_bad_values_are_named(options, received):
     with pytest.raises((ValueError, TypeError, StrictDataclassError), match=re.compile(received, re.DOTALL)):
         ELMoConfig(**options)
+
+
+def test_the_largest_sizes_are_far_above_all_models():
+    """And a model of them is built on a device without memory: no size of a tensor overflows."""
+    rows = {"vocab_size": 2**24, "char_vocab_size": 2**24, "vocabulary_cache_size": 2**24}
+    widths = {"projection_size": 2**20, "word_embedding_size": 2**20, "char_embedding_size": 2**20}
+    largest = {**rows, **widths, "char_cnn_filters": [[1000, 2**20]], "max_word_length": 1000}
+    original = ELMoConfig.from_preset("original", vocab_size=793_471, word_embedding_size=300)
+    assert all(size >= 20 * getattr(original, name) for name, size in largest.items() if name != "char_cnn_filters")
+    with torch.device("meta"):
+        model = modeling_elmo.ELMoModel(ELMoConfig(**largest))
+    assert model.word_embeddings.weight.shape == (2**24, 2**20)
 
 
 WORD_LEVEL = {"char_vocab_size": 0, "word_embedding_size": 8, "projection_size": 8}

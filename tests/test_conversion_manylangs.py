@@ -204,6 +204,11 @@ def test_architecture_file_elsewhere(copy, tmp_path):
         ("encoder", {"dim": None}, r"missing \['encoder.dim'\]"),
         ("encoder", {"dim": 21}, r"the file has \(80, 8\), the options require \(84, 8\)"),
         ("token_embedder", {"activation": "elu"}, "char_cnn_activation"),
+        ("encoder", {"n_layers": 10**9}, r".*1000000000; pass at most 1000\.$"),
+        ("encoder", {"n_layers": 3}, r"encoder.backward_layer_2.input_linearity.weight: .* none \(missing\)"),
+        ("token_embedder", {"n_highway": 10**9}, r".*1000000000; pass at most 1000\.$"),
+        ("token_embedder", {"word_dim": 10**9}, r".*1000000000; pass at most 1048576\.$"),
+        ("token_embedder", {"filters": [[1, 1]] * 1001}, r"'1001 filters'; pass at most 1000\.$"),
         ("encoder", {"cell_clip": 0, "proj_clip": None}, None),  # no clips
     ],
 )
@@ -212,8 +217,10 @@ def test_other_architectures(copy, tmp_path, section, changes, message):
     architecture[section] |= changes
     (copy / ARCHITECTURE).write_text(json.dumps(architecture))
     if message:
-        with pytest.raises(ValueError, match=f"(?s){ARCHITECTURE}.*{message}"):
+        with pytest.raises(ValueError, match=f"(?s){ARCHITECTURE}.*{message}") as error:
             convert_checkpoint(ManyLangsCheckpoint, copy, tmp_path / "model")
+        assert not message.endswith("$") or f"Correct {section}.{[*changes][0]} in " in str(error.value)
+        assert not (tmp_path / "model").exists()
         return
     folder = convert_checkpoint(ManyLangsCheckpoint, copy, tmp_path / "model")
     config = ELMoConfig.from_pretrained(folder)

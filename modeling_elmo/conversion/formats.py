@@ -221,7 +221,10 @@ def read_options(options: dict[str, Any], table: OptionTable, source: str, **oth
     try:
         return ELMoConfig(**given | others)
     except StrictDataclassError as error:
-        raise ValueError(f"Correct {source}: {error}") from error
+        reason = " ".join(str(error).split())
+        wrong = [path for path, (field, _) in table.items() if re.search(rf"\b{field}\b", reason)]
+        place = f"{', '.join(wrong)} in {source}" if wrong else source
+        raise ValueError(f"Correct {place}: {reason}") from error
 
 
 def option_at(options: Any, path: str) -> Any:
