@@ -90,7 +90,7 @@ $(BIN)/pip:
 	$(PYTHON) -m venv $(VENV)
 
 $(VENV)/.demo: pyproject.toml constraints.txt | $(BIN)/pip
-	@echo "Installing the packages into $(VENV), once. This takes minutes, and gigabytes where pip takes torch for CUDA."
+	@echo "Installing the packages into $(VENV), once: minutes and 1.5 GB, and gigabytes more where pip takes torch for CUDA."
 	$(BIN)/$(PIP_INSTALL) -c constraints.txt -e ".[convert,train]"
 	@touch $@
 

@@ -36,7 +36,8 @@ class Task(ABC):
     """The base class of tasks: everything that differs between them.
 
     CONTRIBUTING.md says how to add a task. Override the abstract methods; also `average` if logits are more than one
-    array with classes in the last dimension, and `preprocess_logits` if those of a split are too large for memory.
+    array with classes in the last dimension, `preprocess_logits` if those of a split are too large for memory, and
+    `answers` if a record has several.
 
     Scores and predictions see a whole split at once (`SplitOutput`), so that they may join rows of one example, decode
     structures, or count over documents. `encode` may return several rows for an example.
