@@ -44,7 +44,7 @@ def test_a_score_that_needs_no_learning_is_told(tmp_path, monkeypatch, caplog):
     monkeypatch.setattr(run_ner_no_trainer.Tagging, "failure", lambda *_: "f1 is 0.00")
     run(tmp_path)
     steps = 3 * math.ceil(len(sentences_of(tmp_path / "train.conll")) / 6)
-    message = f"{tmp_path / 'run'}, split 'validation': f1 is 0.00. Likely cause: training took {steps} steps only "
+    message = f"{tmp_path / 'run'}, split 'validation': f1 is 0.00. Likely cause: training ended after step {steps} "
     assert sum(each.startswith(message) for each in caplog.messages) == 1
 
 

@@ -391,7 +391,7 @@ def test_a_score_that_needs_no_learning_is_told(task, shown, place, tmp_path, ca
     options = tagger_options(place(task), tmp_path) if task == "ner" else {"output_dir": tmp_path}
     train_head(task, place(task), **options | {"max_steps": 1})
     (message,) = [each for each in caplog.messages if "split 'test'" in each]
-    cause = "training took 1 steps only (pass a larger --num_train_epochs or --max_steps, or smaller batches)"
+    cause = "training ended after step 1 (pass a larger --num_train_epochs or --max_steps, or smaller batches)"
     assert message.startswith(f"{tmp_path}, split 'test': f1 is 0.00, {shown}. Likely cause: {cause}")
 
 

@@ -337,7 +337,11 @@ def test_no_log_has_dictionaries(is_terminal, has_bar, place, tmp_path, monkeypa
 @pytest.mark.parametrize(
     ("steps", "rate", "shown"),
     [
-        (99, 1e-3, "training took 99 steps only (pass a larger --num_train_epochs or --max_steps, or smaller batches)"),
+        (
+            99,
+            1e-3,
+            "training ended after step 99 (pass a larger --num_train_epochs or --max_steps, or smaller batches)",
+        ),
         (100, 1e-3, "100 steps at --learning_rate 0.001 were not enough (pass a larger --num_train_epochs, another "),
         (5000, 5e-5, "--learning_rate 5e-05 is far from 0.001, the default (leave it out)"),
         (99, 0.5, "smaller batches) and --learning_rate 0.5 is far from 0.001"),

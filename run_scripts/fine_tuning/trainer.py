@@ -175,7 +175,7 @@ def likely_cause(steps: int, learning_rate: float, usual: float) -> str:
     causes = []
     if steps < FEW_STEPS:
         options = "a larger --num_train_epochs or --max_steps, or smaller batches"
-        causes.append(f"training took {steps:,} steps only (pass {options})")
+        causes.append(f"training ended after step {steps:,} (pass {options})")
     if not usual / UNUSUAL < learning_rate < usual * UNUSUAL:
         causes.append(f"--learning_rate {learning_rate:g} is far from {usual:g}, the default (leave it out)")
     options = "a larger --num_train_epochs, another --learning_rate, or more data"
