@@ -5,6 +5,7 @@ sentencex, a splitter by rules for many languages: `pip install sentencex`.
 """
 
 import re
+import unicodedata
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Iterator, Mapping
 from functools import partial
@@ -134,13 +135,21 @@ def read_document(document: Any, tokenizer: Any, language: str) -> tuple[str, li
 
 
 def split_sentences(text: str, language: str) -> list[tuple[int, int]]:
-    """The characters of each sentence of a text, by the rules of the package sentencex."""
+    """The characters of each sentence of a text, by the rules of the package sentencex for its composed form (NFC)."""
     try:
         from sentencex import get_sentence_boundaries
     except ImportError as error:
         raise ImportError("Raw text needs `pip install sentencex`; or pass a list of sentences.") from error
-    found = get_sentence_boundaries(language, re.sub("[\ud800-\udfff]", "\ufffd", text))  # Rust has no surrogates
-    return [(each["start_index"], each["end_index"]) for each in found if not each["is_paragraph_break"]]
+    # Its abbreviations have composed letters. Both forms of a text have the same decomposition, where ends are counted.
+    composed = unicodedata.normalize("NFC", text)
+    ends, composed_ends = _ends_in_decomposition(text), _ends_in_decomposition(composed)
+    found = get_sentence_boundaries(language, re.sub("[\ud800-\udfff]", "\ufffd", composed))  # Rust has no surrogates
+    places = [(each["start_index"], each["end_index"]) for each in found if not each["is_paragraph_break"]]
+    return [(bisect_left(ends, composed_ends[start]), bisect_left(ends, composed_ends[end])) for start, end in places]
+
+
+def _ends_in_decomposition(text: str) -> list[int]:
+    return [0, *accumulate(len(unicodedata.normalize("NFD", character)) for character in text)]
 
 
 def windows_of(lengths: list[int], max_words: int) -> Iterator[tuple[int, int, int]]:

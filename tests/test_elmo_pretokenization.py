@@ -1,4 +1,5 @@
 import re
+import unicodedata
 from pathlib import Path
 
 import pytest
@@ -101,6 +102,72 @@ def test_treebank_splits_typographic_signs_as_those_of_ascii(name):
 def test_treebank_corners(text, expected):
     expected = expected or "It ended in 1995 . The rest ( e.g. this one . ) He knew Mr. Lee ."
     assert words("treebank", text) == expected.split()
+
+
+MOSES_TEXT = "l'été d'Émile, 1990'ś n'est 1990's ≠ a≠b (é). Él 'š' vs. Šárka, Nº. 5"
+
+
+@pytest.mark.parametrize(
+    ("rules", "text", "expected"),
+    [
+        ("treebank", "A café-bar. His déjà/vu isn't new.", "A café - bar . His déjà / vu is n't new ."),
+        ("treebank", "한국-미국 Ñandú/Émile", "한국 - 미국 Ñandú / Émile"),
+        ("treebank", "the 'école' of M. Ú\u037e He saw «\u212bs-x»", "the ' école ' of M. Ú ; He saw «Ås - x»"),
+        ("treebank", "cannoń gonná x'ś", "cannoń gonná x'ś"),  # no contractions
+        ("moses", MOSES_TEXT, " ".join(MosesTokenizer("en").tokenize(MOSES_TEXT, escape=False))),
+    ],
+)
+def test_letters_in_parts_are_split_as_composed_ones(rules, text, expected):
+    expected = [unicodedata.normalize("NFC", word).replace(";", "\u037e") for word in expected.split()]
+    for form in ("NFC", "NFD"):
+        given = unicodedata.normalize(form, text)
+        found = words(rules, given)
+        assert [unicodedata.normalize("NFC", word).replace(";", "\u037e") for word in found] == expected
+        assert "".join(found) == "".join(given.split())  # the characters of the text
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("हिन्दी-भाषा की/का", "हिन्दी - भाषा की / का"),  # vowel signs at the end of a word
+        ("كِتَابٌ-نصٌّ", "كِتَابٌ - نصٌّ"),
+        ("q\u0303-bar m\u0330/n", "q\u0303 - bar m\u0330 / n"),  # which no character composes
+        ("cannot\u0330 'n\u0330ame", "cannot\u0330 ' n\u0330ame"),
+        ("3\u20e3-4 \u2764\ufe0f-x", "3\u20e3-4 \u2764\ufe0f-x"),  # not marks of letters
+    ],
+)
+def test_marks_of_letters_are_letters_for_the_treebank_rules(text, expected):
+    assert words("treebank", text) == expected.split()
+
+
+COMPOSED = ["é", "ś", "ñ", "Å", "한", "क़", "की", "بّ", "\u0958", "\u212b", "\u037e", "≠", "❤️", "-", "/", "’", "—"]
+FORMS = st.lists(st.sampled_from([*PIECES, *COMPOSED, "[É1]", "क"])).map("".join)
+
+
+@pytest.mark.parametrize("added", [[], ["[É1]", "क"], [unicodedata.normalize("NFD", "[É1]")]])
+@pytest.mark.parametrize("plain_signs", [False, True])
+@pytest.mark.parametrize("pre_tokenization", PRE_TOKENIZATIONS)
+@given(text=FORMS)
+def test_all_forms_of_a_text_have_the_same_words(pre_tokenization, plain_signs, added, text):
+    splitter = TextSplitter(pre_tokenization, added, plain_signs)
+    backend = Tokenizer(models.WordLevel({"<UNK>": 0}, unk_token="<UNK>"))
+    backend.pre_tokenizer = splitter.pre_tokenizer()
+    expected = splitter.words(unicodedata.normalize("NFC", text))
+    for given_text in (text, unicodedata.normalize("NFD", text)):
+        found = splitter.words(given_text)
+        assert [unicodedata.normalize("NFC", word) for word in found] == expected
+        assert "".join(found) == "".join(given_text.split())
+        assert [given_text[start:end] for start, end in backend.encode(given_text).offsets] == found
+
+
+def test_a_mark_continues_the_word_of_an_added_token():
+    splitter = TextSplitter("whitespace", ["cafe", "क", "की"])
+    assert splitter.words("cafe cafe\u0301 xcafe (cafe)") == ["cafe", "cafe\u0301", "xcafe", "(", "cafe", ")"]
+    assert splitter.words("क-की कीमत कि") == ["क", "-", "की", "कीमत", "कि"]
+
+
+def test_a_quote_behind_a_final_period_keeps_its_sign():
+    assert TextSplitter("moses", plain_signs=True).words("so it is.’") == ["so", "it", "is", ".", "’"]
 
 
 ADDED = ["[E1]", "[E1]s", "New York", "E_2"]

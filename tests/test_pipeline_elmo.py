@@ -2,6 +2,7 @@
 
 import itertools
 import math
+import unicodedata
 
 import pytest
 import torch
@@ -9,7 +10,7 @@ from datasets import Dataset
 from transformers import pipeline
 
 from modeling_elmo import ELMoConfig, ELMoForQuestionAnswering, ELMoForTokenClassification, ELMoTokenizer
-from modeling_elmo.pipeline_elmo import ELMoQuestionAnsweringPipeline
+from modeling_elmo.pipeline_elmo import ELMoQuestionAnsweringPipeline, ELMoTokenClassificationPipeline
 
 QUESTION = "Who wrote it?"
 CONTEXT = "Ada Lovelace (1815) wrote the first program, in 1843. Charles Babbage built no engine; they met in London."
@@ -163,3 +164,31 @@ def test_markers_that_a_context_spells_are_no_answer(pipe):
 def test_a_short_window_shares_half_of_it(pipe):
     found = pipe(question=QUESTION, context=CONTEXT, max_seq_len=20)
     assert found == pipe(question=QUESTION, context=CONTEXT, max_seq_len=20, doc_stride=10)
+
+
+def test_letters_in_parts_have_the_answers_of_composed_ones():
+    tokenizer = ELMoTokenizer(vocab=["<S>", "</S>", "<UNK>", "café"], pre_tokenization="treebank", plain_signs=True)
+    torch.manual_seed(0)
+    config = ELMoConfig.from_preset("tiny", vocab_size=len(tokenizer), task_hidden_size=6)
+    pipe = ELMoQuestionAnsweringPipeline(model=ELMoForQuestionAnswering(config), tokenizer=tokenizer)
+    texts = {"question": "Où est le café-bar ?", "context": "Le café-bar/théâtre d'Émile est à Liège, près de là."}
+    apart = {name: unicodedata.normalize("NFD", text) for name, text in texts.items()}
+    for found, expected in zip(pipe(apart, top_k=8), pipe(texts, top_k=8), strict=True):
+        assert found["answer"] == apart["context"][found["start"] : found["end"]]
+        assert unicodedata.normalize("NFC", found["answer"]) == expected["answer"]
+        assert found["score"] == pytest.approx(expected["score"], rel=1e-5)
+
+
+@pytest.mark.parametrize("strategy", ["none", "simple", "first", "average", "max"])
+@pytest.mark.parametrize("delimiter", [" ", ""])
+def test_no_entity_ends_behind_its_text(strategy, delimiter):
+    """Of given words, some of which are empty."""
+    tokenizer = ELMoTokenizer(vocab=["<S>", "</S>", "<UNK>"])
+    config = ELMoConfig.from_preset("tiny", vocab_size=len(tokenizer), head="linear", id2label={0: "I-PER"})
+    options = {"tokenizer": tokenizer, "aggregation_strategy": strategy}
+    find = ELMoTokenClassificationPipeline(model=ELMoForTokenClassification(config), **options)
+    for words in (["Ana", "Paris", ""], ["", "a", "", "b"], [""]):
+        length = len(delimiter.join(words))
+        found = find([words], is_split_into_words=True, delimiter=delimiter)[0]
+        assert max(entity["end"] for entity in found) == length
+        assert all(entity["start"] <= entity["end"] for entity in found)

@@ -3,6 +3,7 @@
 import itertools
 import re
 import sys
+import unicodedata
 from types import SimpleNamespace
 
 import datasets
@@ -11,7 +12,7 @@ import torch
 from transformers import pipeline
 
 from modeling_elmo import ELMoConfig, ELMoForCoreferenceResolution, ELMoTokenizer
-from modeling_elmo.pipeline_elmo_coreference import ELMoCoreferencePipeline, windows_of
+from modeling_elmo.pipeline_elmo_coreference import ELMoCoreferencePipeline, split_sentences, windows_of
 
 SENTENCES = [
     "Ada Lovelace wrote it in 1843.",
@@ -22,9 +23,12 @@ SENTENCES = [
 WORDS = [["Ada", "wrote", "it"], ["She", "met", "the", "man", "in", "London"], ["He", "did", "not", "."]]
 
 
-def make_pipe(side: str = "right", shift: float = -4.0, **options) -> ELMoCoreferencePipeline:
+def make_pipe(
+    side: str = "right", shift: float = -4.0, plain_signs: bool = False, **options
+) -> ELMoCoreferencePipeline:
     """A random model that finds clusters of different sizes."""
-    tokenizer = ELMoTokenizer(vocab=["<S>", "</S>", "<UNK>"], padding_side=side, pre_tokenization="treebank")
+    how = {"padding_side": side, "pre_tokenization": "treebank", "plain_signs": plain_signs}
+    tokenizer = ELMoTokenizer(vocab=["<S>", "</S>", "<UNK>"], **how)
     torch.manual_seed(0)
     options = {"task_hidden_size": 6, "max_span_width": 3, "max_antecedents": 7, "train_singletons": True} | options
     model = ELMoForCoreferenceResolution(ELMoConfig.from_preset("tiny", vocab_size=len(tokenizer), **options)).eval()
@@ -196,6 +200,22 @@ def test_sentencex_splits_text(pipe):
     texts = [[mention["text"] for mention in cluster] for cluster in given["clusters"]]
     assert [[mention["text"] for mention in cluster] for cluster in found["clusters"]] == texts
     assert all(each["text"] == text[each["start"] : each["end"]] for cluster in found["clusters"] for each in cluster)
+
+
+def test_letters_in_parts_have_the_clusters_of_composed_ones():
+    """Also their sentences: an abbreviation with an accent does not end one."""
+    pytest.importorskip("sentencex")
+    pipe = make_pipe(plain_signs=True)
+    text = "Émile ve el núm. 5 del café-bar/théâtre.  Él no está en la pág. 7. Zoë lo vio; Émile no."
+    apart = unicodedata.normalize("NFD", text)
+    ends = [apart.index("E\u0301l"), apart.index("Zoe"), len(apart)]
+    assert split_sentences(apart, "es") == list(itertools.pairwise([0, *ends]))
+    found, expected = (pipe(each, language="es")["clusters"] for each in (apart, text))
+    assert len(expected) > 1
+    for cluster, expected_cluster in zip(found, expected, strict=True):
+        assert all(each["text"] == apart[each["start"] : each["end"]] for each in cluster)
+        texts = [unicodedata.normalize("NFC", each["text"]) for each in cluster]
+        assert texts == [each["text"] for each in expected_cluster]
 
 
 def test_a_missing_splitter_is_told(pipe, monkeypatch):

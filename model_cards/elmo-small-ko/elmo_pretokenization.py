@@ -3,13 +3,18 @@
 The rules read one chunk (the text between two white spaces) and the first character of the next chunk, so the words of
 a frequent chunk are computed once. Rules only insert spaces, so every word is a slice of the caller's string. An added
 token, such as a marker `[E1]`, is a chunk of its own, and one word.
+
+Letters that are written in parts, such as `e` and an accent, are split as composed ones: rules and added tokens read
+Unicode's form NFC of the text.
 """
 
 import re
+import sys
 import unicodedata
+from bisect import bisect_left
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from functools import lru_cache, partial
-from itertools import accumulate, chain
+from functools import cache, lru_cache, partial
+from itertools import accumulate, chain, pairwise
 from types import MappingProxyType
 from typing import Any
 
@@ -58,6 +63,7 @@ TREEBANK_PUNCTUATION = [
 # stands for the em dash and the ellipsis. The words have the signs of the text.
 ASCII_SIGNS = str.maketrans("‘’‚‛“”„‟‐‑–—―…", "''''\"\"\"\"---;;;")
 PLAIN_SIGNS = ASCII_SIGNS | {ord("—"): "--", ord("―"): "--", ord("…"): "..."}
+PART_OF_LETTER = "x"  # read in place of a mark that no letter is composed with; no rule has this letter
 TREEBANK_FINAL_PERIOD = re.compile(r"(?<!\S)(\S*[^\s.])\.([\s\])}>\"']*)$")
 TREEBANK_CONTRACTIONS = [
     (re.compile(r"(?i)(?<=[^'\s])('(?:s|m|d|ll|re|ve)?|n't)(?=\s)"), r" \1"),
@@ -94,7 +100,7 @@ def moses_words(
         if len(piece) > 1 and piece[-1] == "." and not _keeps_period(word[:-1], next_character):
             words += [word[:-1], "."]
         elif piece.endswith(".'") and not next_character:
-            words += [word[:-2], ".", "'"]
+            words += [word[:-2], ".", word[-1]]
         elif piece != "!":  # a control character
             words.append(word)
         start = end
@@ -119,12 +125,27 @@ def treebank_words(chunk: str, is_first: bool, following: str) -> tuple[str, ...
 
     A period is split off at the end of every sentence that the next chunk reveals, not only at the end of the text.
     """
-    text = _substitute(TREEBANK_PUNCTUATION, f" {chunk.translate(ASCII_SIGNS)} ")
+    text = _substitute(TREEBANK_PUNCTUATION, f" {_treebank_signs(chunk)} ")
     final = TREEBANK_FINAL_PERIOD.search(text)
     if final and not (following and _keeps_period(final[1], following, TREEBANK_ABBREVIATIONS)):
         text = f"{text[: final.end(1)]} . {final[2]}"
     pieces = _substitute(TREEBANK_CONTRACTIONS, text).split()
     return tuple(chunk[end - len(piece) : end] for piece, end in zip(pieces, accumulate(map(len, pieces)), strict=True))
+
+
+def _treebank_signs(chunk: str) -> str:
+    """The chunk with signs of ASCII, and with letters in place of the marks of letters, such as Indic vowel signs."""
+    if chunk.isascii():
+        return chunk
+    signs: list[str] = []
+    for sign in chunk.translate(ASCII_SIGNS):
+        is_part = bool(signs) and signs[-1].isalpha() and _is_mark(sign)
+        signs.append(PART_OF_LETTER if is_part else sign)
+    return "".join(signs)
+
+
+def _is_mark(character: str) -> bool:
+    return unicodedata.category(character)[0] == "M"
 
 
 def _keeps_period(word: str, following: str, abbreviations: frozenset[str] = ABBREVIATIONS) -> bool:
@@ -144,7 +165,31 @@ def _substitute(rules, text: str) -> str:
 
 def _memory(words_of_chunk: Callable) -> Memory:
     """A key has all arguments, or is a chunk without periods between two others, the most frequent case."""
-    return Memory(lambda key: words_of_chunk(*((key, False, "#") if isinstance(key, str) else key)))
+
+    def words_of_key(key: str | tuple[str, bool, str]) -> tuple[str, ...]:
+        chunk, *others = (key, False, "#") if isinstance(key, str) else key
+        composed = unicodedata.normalize("NFC", chunk)
+        words = words_of_chunk(composed, *others)
+        return tuple(filter(None, _slices(chunk, composed, _places(words, composed))))
+
+    return Memory(words_of_key)
+
+
+def _slices(text: str, composed: str, places: Iterable[tuple[int, int]]) -> Iterator[str]:
+    """The slices of a text at places that are counted in its composed form.
+
+    Both have the same decomposition, so that a place in one is a place in the other.
+    """
+    if composed == text:
+        yield from (text[start:end] for start, end in places)
+        return
+    ends_in_text, ends_in_composed = (
+        [0, *accumulate(len(unicodedata.normalize("NFD", character)) for character in each)]
+        for each in (text, composed)
+    )
+    for place in places:
+        start, end = (bisect_left(ends_in_text, ends_in_composed[index]) for index in place)
+        yield text[start:end]
 
 
 PRE_TOKENIZATIONS = ("moses", "treebank", "whitespace")
@@ -169,14 +214,17 @@ class TextSplitter:
             raise ValueError(f"pre_tokenization={pre_tokenization!r} is unknown; pass one of {PRE_TOKENIZATIONS}.")
         self.name, self.plain_signs = pre_tokenization, plain_signs
         self.added = dict.fromkeys(sorted(added, key=lambda token: (-len(token), token)))  # the longest is found first
-        self._added = re.compile(f"({'|'.join(map(_no_part_of_a_word, self.added))})")
+        self._composed = {unicodedata.normalize("NFC", token): token for token in self.added}
+        self._added = re.compile(f"({'|'.join(map(_no_part_of_a_word, self._composed))})")
 
     def words(self, text: str) -> list[str]:
         chunks = self._chunks(text) if self.added else text.split()
         return chunks if self.name == "whitespace" else list(chain.from_iterable(self._words_of_chunks(chunks)))
 
     def _chunks(self, text: str) -> list[str]:
-        parts = self._added.split(text)  # every second part is an added token
+        composed = unicodedata.normalize("NFC", text)
+        ends = [0, *accumulate(map(len, self._added.split(composed)))]
+        parts = _slices(text, composed, pairwise(ends))  # every second part is an added token
         return list(chain.from_iterable([part] if i % 2 else part.split() for i, part in enumerate(parts)))
 
     def _words_of_chunks(self, chunks: list[str]) -> list[tuple[str, ...]]:
@@ -188,7 +236,8 @@ class TextSplitter:
             words[i] = words_of_chunk[chunks[i], i == 0, following]
         if self.added:
             words = [
-                (chunk,) if chunk in self.added else of_chunk for chunk, of_chunk in zip(chunks, words, strict=True)
+                (chunk,) if unicodedata.normalize("NFC", chunk) in self._composed else of_chunk
+                for chunk, of_chunk in zip(chunks, words, strict=True)
             ]
         return words
 
@@ -221,7 +270,16 @@ def _places(words: Iterable[str], text: str) -> Iterator[tuple[int, int]]:
 
 def _no_part_of_a_word(token: str) -> str:
     """A pattern for a token where no letter or digit goes on before its first or after its last letter or digit."""
-    return (r"\b" if re.match(r"\w", token) else "") + re.escape(token) + (r"\b" if re.search(r"\w\Z", token) else "")
+    part = rf"[\w{_marks()}]"
+    before = f"(?<!{part})" if re.match(part, token) else ""
+    behind = f"(?!{part})" if re.search(rf"{part}\Z", token) else ""
+    return before + re.escape(token) + behind
+
+
+@cache
+def _marks() -> str:
+    """All marks of Unicode, such as accents and vowel signs, for which regular expressions have no name."""
+    return "".join(filter(_is_mark, map(chr, range(sys.maxunicode + 1))))
 
 
 def _cut(text: Any, places: list[tuple[int, int]], begin: int = 0) -> list[NormalizedString]:
