@@ -317,6 +317,42 @@ def test_offsets_of_given_words_are_those_of_the_words():
     assert windows == [[(0, 0), *offsets[:4], (0, 0)], [(0, 0), *offsets[3:], (0, 0)]]
 
 
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"return_offsets_mapping": True},
+        {"padding": True, "padding_side": "left"},
+        {"truncation": True, "max_length": 4, "stride": 1, "return_overflowing_tokens": True},
+    ],
+)
+def test_an_empty_word_has_no_characters(tokenizer, options):
+    texts = [["Ana", "", "the", ""], ["", "a"], [""], ["a", "cat"]]
+    encoded = tokenizer(texts, **GIVEN, **options)
+    rows = encoded.get("overflow_to_sample_mapping", range(len(texts)))
+    for row, (encoding, text) in enumerate(zip(encoded.encodings, rows, strict=True)):
+        word_of_token = {place: word for place, word in enumerate(encoding.word_ids) if word is not None}
+        for place, word in word_of_token.items():
+            characters = (0, len(texts[text][word]))
+            assert encoding.offsets[place] == encoded.token_to_chars(row, place) == characters
+            assert encoded.word_to_chars(row, word) == characters
+            assert "offset_mapping" not in encoded or encoded["offset_mapping"][row][place] == characters
+        filled = [place for place, word in word_of_token.items() if texts[text][word]]
+        assert encoded.char_to_token(row, 0) == (filled[0] if filled else None)
+        assert encoded.char_to_word(row, 0) == (word_of_token[filled[0]] if filled else None)
+    windows = [window.offsets for window in encoded.encodings[0].overflowing]
+    assert windows == [encoding.offsets for encoding in encoded.encodings[1 : 1 + len(windows)]]
+
+
+def test_an_empty_word_of_a_pair_has_no_characters(tokenizer):
+    encoded = tokenizer(["a", ""], ["", "cat"], **GIVEN)
+    assert encoded.encodings[0].offsets == [(0, 0), (0, 1), (0, 0), (0, 0), (0, 0), (0, 0), (0, 3), (0, 0)]
+    for place, (word, part), characters in ((2, (1, 0), (0, 0)), (5, (0, 1), (0, 0)), (6, (1, 1), (0, 3))):
+        assert encoded.token_to_chars(0, place) == characters
+        assert encoded.word_to_chars(0, word, sequence_index=part) == characters
+    assert encoded.char_to_token(0, 0, sequence_index=1) == 6 and encoded.char_to_word(0, 0, sequence_index=1) == 1
+
+
 # `pad` and the stock collators
 
 

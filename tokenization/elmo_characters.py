@@ -468,10 +468,41 @@ def positions_of_tokens(encoded: BatchEncoding, lengths: list[list[int]]) -> lis
 
 def with_ids(encoding: Encoding, ids: list[int], tokens: list[str]) -> Encoding:
     """The encoding with other ids and tokens. Its offsets and the like stay."""
-    changed = Encoding()
-    state = {**json.loads(encoding.__getstate__()), "ids": ids, "tokens": tokens}
-    changed.__setstate__(json.dumps(state).encode())
-    return changed
+    return _encoding_of({**_state(encoding), "ids": ids, "tokens": tokens})
+
+
+def with_empty_words(encoded: BatchEncoding, batch: Sequence[tuple]) -> BatchEncoding:
+    """Encodings of given words in which empty words have no characters; what stood for them had one."""
+    texts = encoded.get("overflow_to_sample_mapping", range(len(batch)))
+    pairs = list(zip(encoded.encodings, (batch[text] for text in texts), strict=True))
+    encodings = [
+        _encoding_of(_with_empty_words(encoding, parts)) if any("" in part for part in parts) else encoding
+        for encoding, parts in pairs
+    ]
+    data = dict(encoded)
+    if "offset_mapping" in data:
+        data["offset_mapping"] = [encoding.offsets for encoding in encodings]
+    return BatchEncoding(data, encodings)
+
+
+def _with_empty_words(encoding: Encoding, parts: tuple) -> dict[str, Any]:
+    places = zip(encoding.offsets, encoding.word_ids, encoding.sequence_ids, strict=True)
+    offsets = [
+        (0, 0) if word is not None and part is not None and not parts[part][word] else characters
+        for characters, word, part in places
+    ]
+    windows = [_with_empty_words(window, parts) for window in encoding.overflowing]
+    return {**_state(encoding), "offsets": offsets, "overflowing": windows}
+
+
+def _state(encoding: Encoding) -> dict[str, Any]:
+    return json.loads(encoding.__getstate__())
+
+
+def _encoding_of(state: dict[str, Any]) -> Encoding:
+    encoding = Encoding()
+    encoding.__setstate__(json.dumps(state).encode())
+    return encoding
 
 
 class LazyEncodings(Sequence):

@@ -52,6 +52,7 @@ from .elmo_characters import (
     order_vocabulary,
     positions_of_tokens,
     read_vocabulary,
+    with_empty_words,
     with_ids,
 )
 from .elmo_pretokenization import TextSplitter, plain_word
@@ -112,7 +113,8 @@ class ELMoTokenizer(TokenizersBackend):
             words first.
         alphabet: `"utf8"` (bytes) or `"lexicon"` (a dictionary of characters).
         max_word_length: maximum characters per word, including begin and end of word. Longer words are cut.
-        pre_tokenization: how raw text is split: `"moses"` (`didn 't`), `"treebank"` (`did n't`) or `"whitespace"`.
+        pre_tokenization: how raw text is split: `"moses"` (`didn 't`), `"treebank"` (`did n't`) or `"whitespace"`. The
+            words of a text do not depend on whether its letters are composed (NFC) or written in parts (NFD).
         literal_markers: whether `<S>` and `</S>` in a text are markers, as in the original code, or spelled out. With
             `alphabet="lexicon"` these words are `<bos>` and `<eos>`.
         cut_before_lookup: whether the id of a longer word is the id of its first `max_word_length - 2` code points, as
@@ -318,9 +320,6 @@ class ELMoTokenizer(TokenizersBackend):
             token_rows = [rows[text] for text in positions]
             ids = [self.word_table.input_ids(text).tolist() for text in token_rows]
             encoded = BatchEncoding({**encoded, "input_ids": ids}, self._with_ids(encoded.encodings, ids))
-            if is_split_into_words and "offset_mapping" in encoded:
-                ends = np.array([0] * len(SPECIAL_WORDS) + list(map(len, flat)))
-                encoded["offset_mapping"] = [[(0, end) for end in ends[text].tolist()] for text in positions]
         else:
             data, token_rows = self._encode_in_numpy(lengths, rows, **kwargs)
             ids = data["input_ids"]
@@ -359,7 +358,7 @@ class ELMoTokenizer(TokenizersBackend):
             self._tokenizer.pre_tokenizer = splitter.pre_tokenizer()
         present_model, self._tokenizer.model = self._tokenizer.model, model
         try:
-            return super()._encode_plus(
+            encoded = super()._encode_plus(
                 [parts if len(parts) == 2 else parts[0] for parts in texts],
                 is_split_into_words=is_split_into_words,
                 **kwargs,
@@ -369,6 +368,7 @@ class ELMoTokenizer(TokenizersBackend):
             self._tokenizer.pre_tokenizer = None
             self._tokenizer.no_truncation()
             self._tokenizer.no_padding()
+        return with_empty_words(encoded, batch) if is_split_into_words else encoded
 
     def _with_ids(self, encodings: Sequence[Encoding], ids: Sequence) -> list[Encoding]:
         """The backend's encodings with the ids and tokens of the tokenizer, which knows words in other spellings."""
