@@ -5,7 +5,7 @@ import re
 import sys
 import tracemalloc
 from collections import Counter
-from pathlib import Path, PureWindowsPath
+from pathlib import Path
 
 import pytest
 import zstandard
@@ -253,12 +253,3 @@ def test_a_text_may_mention_the_words_of_other_rules(tmp_path, caplog):
     (tmp_path / "a.txt").write_text("\n".join(["Nobody came ."] * 40_000 + OF_TREEBANK), encoding="utf-8")
     Corpus.from_files([str(tmp_path / "a.txt")]).survey(None, str.split, "utf8", None, "moses")
     assert not caplog.text
-
-
-def test_files_have_one_order_on_all_systems(monkeypatch):
-    """Of `a/b.txt` and `a.txt`, a backslash would be the last in the order of code points, and a slash is not."""
-    monkeypatch.setattr(corpus_module.glob, "glob", lambda *_, **__: ["aZ.txt", "a\\b.txt", "a.txt"])
-    monkeypatch.setattr(corpus_module, "Path", PureWindowsPath)
-    monkeypatch.setattr(corpus_module.os.path, "isfile", lambda file: "*" not in file)
-    monkeypatch.setattr(corpus_module, "refuse_folder_or_pipe", lambda *_: None)
-    assert corpus_module.find_files("*.txt") == ["a.txt", "a\\b.txt", "aZ.txt"]

@@ -10,7 +10,7 @@ import json
 import os
 import socket
 from collections.abc import Callable
-from pathlib import Path
+from pathlib import Path, PureWindowsPath
 from typing import Any
 
 import pytest
@@ -23,6 +23,7 @@ from modeling_elmo.run_scripts.minimal_pairs import read_pairs
 from modeling_elmo.run_scripts.modeling_elmo_cli import PROGRAMS
 from modeling_elmo.run_scripts.nearest_neighbors import grouped_sentences
 from modeling_elmo.run_scripts.pretraining.corpus import Corpus
+from modeling_elmo.run_scripts.program import data_files
 from modeling_elmo.run_scripts.program.data_files import (
     column_rows,
     json_rows,
@@ -457,3 +458,12 @@ def test_json_with_a_key_twice(tmp_path):
     path = written(tmp_path / "a.jsonl", '{"text": "a"}\n{"text": "b", "n": 1, "text": "c"}\n')
     with pytest.raises(ValueError, match=f"{path}, line 2 is not JSON.*an object has the key 'text' twice"):
         corpus(path)
+
+
+def test_files_have_one_order_on_all_systems(monkeypatch):
+    """Of `a/b.txt` and `a.txt`, a backslash would be the last in the order of code points, and a slash is not."""
+    monkeypatch.setattr(data_files.glob, "glob", lambda *_, **__: ["aZ.txt", "a\\b.txt", "a.txt"])
+    monkeypatch.setattr(data_files, "Path", PureWindowsPath)
+    monkeypatch.setattr(data_files.os.path, "isfile", lambda file: "*" not in file)
+    monkeypatch.setattr(data_files, "refuse_folder_or_pipe", lambda *_: None)
+    assert data_files.find_files("*.txt") == ["a.txt", "a\\b.txt", "aZ.txt"]

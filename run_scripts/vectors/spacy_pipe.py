@@ -60,7 +60,7 @@ class DocumentEncoder(nn.Module):
         self.tokenizer: Any = None
 
     def load(self, folder: str) -> None:
-        options = {"scalar_mix_mode": self.scalar_mix_mode}
+        options: dict[str, Any] = {"scalar_mix_mode": self.scalar_mix_mode}
         model, self.tokenizer = load_model_and_tokenizer(folder, str(get_torch_default_device()), **options)
         if (width := model.config.hidden_size) != self.width:
             raise ValueError(f"width is {self.width}, but {self.name} has vectors of {width} numbers; pass {width}.")

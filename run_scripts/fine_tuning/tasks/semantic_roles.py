@@ -283,9 +283,10 @@ def role_rows(path: Path, roles_format: str | None = None) -> Iterator[LocatedRo
 
     for are_words, block in groupby(column_lines(path), key=has_word):
         if are_words:
-            numbers, _, rows = zip(*block, strict=True)
+            numbers, _, rows_of_cells = zip(*block, strict=True)
+            rows = list(rows_of_cells)
             if name != "propbank":  # whose words may have spaces
-                rows = [[part for cell in cells for part in filter(None, cell.split(" "))] for cells in rows]
+                rows = [re.split(" +", " ".join(cells).strip(" ")) for cells in rows]
             locations = [f"{path}, line {number}" for number in numbers]
             layout = layout or _conll2005_layout(locations[0], rows)
             yield locations, _sentence_row(locations, rows, layout)
