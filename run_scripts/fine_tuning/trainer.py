@@ -52,7 +52,7 @@ TRAINED = "trained_weights.safetensors"  # in a checkpoint, whose model has the 
 # Schedules that do not depend on the number of steps.
 ENDLESS_SCHEDULES = ("constant", "constant_with_warmup", "inverse_sqrt", "reduce_lr_on_plateau", "greedy")
 DECAY_STEPS = 100  # of `lr_decay`, as in the code of Lee et al. (2017)
-FEW_STEPS = 100  # in which a new network hardly learns anything
+STEPS_TO_LEARN = 100  # before which a new network has hardly learned anything
 UNUSUAL = 5  # factor between a learning rate and the default, which suits most data
 DIVERGED = "training diverged. Pass a smaller --learning_rate, or other options of the optimizer."
 ADADELTA_HELP = "Adadelta (rho 0.95); --no_adadelta uses --optim."
@@ -173,7 +173,7 @@ class TaskTrainingArguments(TrainingArguments):
 def likely_cause(steps: int, learning_rate: float, usual: float) -> str:
     """Why a model may have learned nothing, and what to do."""
     causes = []
-    if steps < FEW_STEPS:
+    if steps < STEPS_TO_LEARN:
         options = "a larger --num_train_epochs or --max_steps, or smaller batches"
         causes.append(f"training ended after step {steps:,} (pass {options})")
     if not usual / UNUSUAL < learning_rate < usual * UNUSUAL:
