@@ -118,6 +118,7 @@ WITHOUT_ELMO = [{"use_elmo": False}, {"elmo_placement": "output"}]  # at the inp
             for name in ("projection_size", "word_embedding_size", "char_embedding_size", "task_hidden_size")
         ),
         ({"lstm_hidden_size": 10**18}, "`lstm_hidden_size` is 10+; pass at most 1099511627776"),
+        ({"num_labels": 10**9}, "`num_labels` is 1000000000; pass at most 65536"),
         ({"vocab_size": 10**9}, "`vocab_size` is 1000000000; pass at most 16777216"),
         ({"vocabulary_cache_size": 10**9}, "`vocabulary_cache_size` is 1000000000; pass at most 16777216"),
         ({"char_vocab_size": 10**9}, "`char_vocab_size` is 1000000000; pass at most 16777216"),

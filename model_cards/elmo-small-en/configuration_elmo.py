@@ -89,6 +89,7 @@ FIELD_OF_NAME = {name: field for field, names in OTHER_NAMES.items() for name in
 # compared with the weights, or sizes of tensors overflow.
 MOST_LAYERS, MOST_COLUMNS, MOST_ROWS, MOST_CHARACTERS = 1000, 2**20, 2**24, 1000
 MOST_CELLS = 2**40  # no matrix has them in both dimensions
+MOST_LABELS = 2**16  # the base class gives each a name
 
 
 @strict
@@ -236,6 +237,8 @@ class ELMoConfig(PreTrainedConfig):
         kwargs["auto_map"] = {**AUTO_MAP, **(kwargs.get("auto_map") or {})}  # a copy: saving writes into it
         is_dtype = isinstance(self.dtype, torch.dtype) or isinstance(getattr(torch, str(self.dtype), None), torch.dtype)
         _check(self.dtype is None or is_dtype, "dtype", self.dtype, "the name of a dtype of torch, such as 'float32'")
+        labels = kwargs.get("num_labels") or 0
+        _check(not isinstance(labels, int) or labels <= MOST_LABELS, "num_labels", labels, f"at most {MOST_LABELS}")
         super().__post_init__(**kwargs)
         # Auto classes with several models iterate over it.
         self.architectures = self.architectures or []  # type: ignore[has-type] # a field of the base class
