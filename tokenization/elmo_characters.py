@@ -10,6 +10,7 @@ import re
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import cache
+from io import StringIO
 from itertools import accumulate, chain
 from numbers import Integral
 from os import PathLike
@@ -305,11 +306,18 @@ def read_vocabulary(path: str | PathLike) -> list[str]:
 
 
 def vocabulary_lines(path: str | PathLike) -> list[str]:
-    with open(path, encoding="utf-8-sig", newline="\n") as file:
-        try:
-            return [line.strip() for line in file]  # stripped, as bilm-tf reads it
-        except UnicodeDecodeError as error:
-            raise ValueError(f"{path} is not UTF-8 text: {error}. Convert the vocabulary to UTF-8.") from error
+    """The lines of a file in UTF-8; if it has no line feed, carriage returns end them."""
+    with open(path, "rb") as file:
+        content = file.read()
+    try:
+        if b"\0" in content:
+            zero = content.index(0)
+            raise UnicodeDecodeError("utf-8", content, zero, zero + 1, "a zero, as in UTF-16")
+        text = content.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise ValueError(f"{path} is not UTF-8 text: {error}. Convert the vocabulary to UTF-8.") from error
+    lines = StringIO(text, newline="\n" if "\n" in text else "\r")
+    return [line.strip() for line in lines]  # stripped, as bilm-tf reads it
 
 
 def order_vocabulary(lines: Sequence[str], source: str = "the vocabulary") -> list[str]:
