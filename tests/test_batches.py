@@ -18,6 +18,7 @@ from modeling_elmo import ELMoConfig, ELMoForPreTraining, ELMoTokenizer
 from modeling_elmo.run_scripts.pretraining.batches import LMBatch, SentenceBatches, StreamWindows, batch_loader
 from modeling_elmo.run_scripts.pretraining.corpus import Corpus, CorpusArguments, Survey
 from modeling_elmo.run_scripts.program.command_line import run
+from modeling_elmo.run_scripts.program.sentences import JUDGED_LINES
 
 TEXT = Path(__file__).parent / "fixtures" / "text"
 ENGLISH = (TEXT / "en.txt").read_text(encoding="utf-8").splitlines()
@@ -394,10 +395,12 @@ def test_workers_are_silent(tmp_path, method):
 @pytest.mark.parametrize("num_workers", [0, 1])
 def test_a_mistake_in_the_text_is_an_error_of_the_user(num_workers, tmp_path, monkeypatch, capsys):
     """Also if a worker reads it, whose traceback is not shown."""
-    (tmp_path / "a.txt").write_bytes("a\nna\xefve\n".encode("latin-1"))
+    (tmp_path / "a.txt").write_bytes(("a\n" * JUDGED_LINES + "na\xefve\n").encode("latin-1"))
     batches = make("sentences", Corpus.from_files([str(tmp_path / "a.txt")]), repeat=False)
     monkeypatch.setattr(sys, "argv", ["elmo"])
     with pytest.raises(SystemExit) as ended:
         run(lambda: list(batch_loader(batches, num_workers)))
     assert ended.value.code == 2
-    assert re.fullmatch(rf"elmo: error: {tmp_path}/a.txt, line 2 is not UTF-8: .*\n", capsys.readouterr().err)
+    assert re.fullmatch(
+        rf"elmo: error: {tmp_path}/a.txt, line {JUDGED_LINES + 1} is not UTF-8: .*\n", capsys.readouterr().err
+    )

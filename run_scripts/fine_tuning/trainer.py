@@ -97,10 +97,10 @@ class TaskTrainingArguments(TrainingArguments):
         for name in ignored:
             setattr(self, name, fixed[name])
         default_optim = TrainingArguments.__dataclass_fields__["optim"].default
-        if self.adadelta and self.optim != default_optim:
+        if self.adadelta and self.optim != default_optim:  # type: ignore[has-type]  # an option of TrainingArguments
             self.optim = default_optim
             ignored.append("optim (pass --no_adadelta too)")
-        if self.warmup_steps and self.lr_scheduler_type == "constant":
+        if self.warmup_steps and self.lr_scheduler_type == "constant":  # type: ignore[has-type]  # the same
             self.warmup_steps = 0
             ignored.append("warmup_steps (pass --lr_scheduler_type constant_with_warmup too)")
         for name in ignored:  # not again by the copies of these arguments, which have the values that count
