@@ -26,6 +26,7 @@ FULL_SHARE, END_SHARE = 0.45, 0.6
 SENTENCE_END = re.compile(r"[.!?…。！？؟।:;][\"'”’»)\]]*\Z")
 
 NumberedText = tuple[int, Any]  # a line or row, and a text or a list of words
+NumberedLine = tuple[int, str]
 
 
 def text_sentences(path: Path, column: str, language: str | None) -> Iterator[NumberedText]:
@@ -56,30 +57,51 @@ def sentences_of(texts: Iterable[NumberedText], language: str, are_lines: bool) 
         language: code of a language, for its abbreviations.
         are_lines: whether a paragraph, which ends at a blank line, may go on in the next text.
     """
-    paragraph: list[tuple[int, str]] = []
+    paragraph: list[NumberedLine] = []
     size = 0
+    for number, line in _lines_of(texts, are_lines):
+        if isinstance(line, str) and line:
+            paragraph.append((number, line))
+            size += len(line)
+        else:
+            yield from _split(paragraph, language)
+            paragraph, size = [], 0
+        if not isinstance(line, str):
+            yield number, line
+        if size > SPLIT_AT_ONCE:
+            found, paragraph = _split_beginning(paragraph, language)
+            size = sum(len(line) for _, line in paragraph)
+            yield from found
+    yield from _split(paragraph, language)
+
+
+def _lines_of(texts: Iterable[NumberedText], are_lines: bool) -> Iterator[NumberedText]:
+    """The lines of texts, with an empty line at the end of each paragraph, and lists of words."""
     for number, text in texts:
-        is_text = isinstance(text, str)
-        lines = [line.strip() for line in text.split("\n")] if is_text else [""]
-        for line in [*lines, *([] if are_lines else [""])]:
-            if line:
-                paragraph.append((number, line))
-                size += len(line)
-            found = list(_split(paragraph, language)) if size > SPLIT_AT_ONCE or not line else []
-            rest = []
-            if line and len(found) > 1:  # the last sentence may go on
-                index, place, _ = found.pop()
-                begun, line = paragraph[index]
-                rest = [(begun, line[place:]), *paragraph[index + 1 :]]
-            yield from ((paragraph[index][0], sentence) for index, _, sentence in found)
-            if found:
-                paragraph, size = rest, sum(len(line) for _, line in rest)
-        if not is_text:
+        if isinstance(text, str):
+            yield from ((number, line.strip()) for line in text.split("\n"))
+        else:
+            yield number, ""
             yield number, text
-    yield from ((paragraph[index][0], sentence) for index, _, sentence in _split(paragraph, language))
+        if not are_lines:
+            yield number, ""
 
 
-def _split(paragraph: list[tuple[int, str]], language: str) -> Iterator[tuple[int, int, str]]:
+def _split(paragraph: list[NumberedLine], language: str) -> list[NumberedLine]:
+    return [(paragraph[index][0], sentence) for index, _, sentence in _sentences(paragraph, language)]
+
+
+def _split_beginning(paragraph: list[NumberedLine], language: str) -> tuple[list[NumberedLine], list[NumberedLine]]:
+    """The sentences of a paragraph that goes on, but for the last, and the lines of the last."""
+    *others, (index, place, _) = _sentences(paragraph, language)
+    if not others:  # a sentence of this length is none
+        return _split(paragraph, language), []
+    number, line = paragraph[index]
+    rest = [(number, line[place:]), *paragraph[index + 1 :]]
+    return [(paragraph[first][0], sentence) for first, _, sentence in others], rest
+
+
+def _sentences(paragraph: list[NumberedLine], language: str) -> Iterator[tuple[int, int, str]]:
     """The sentences of a paragraph, each with the index of its first line, and the place in this line."""
     lines = [line for _, line in paragraph]
     starts = [0, *accumulate(len(line) + 1 for line in lines)]
