@@ -87,7 +87,7 @@ FIELD_OF_NAME = {name: field for field, names in OTHER_NAMES.items() for name in
 
 # Upper bounds, far above those of all models. Beyond them, a model takes minutes or all memory before its sizes are
 # compared with the weights, or sizes of tensors overflow.
-MOST_LAYERS, MOST_COLUMNS, MOST_ROWS, MOST_CHARACTERS = 1000, 2**20, 2**24, 1000
+MOST_LAYERS, MOST_COLUMNS, MOST_ROWS, MOST_CHARACTERS = 100, 2**20, 2**24, 1000
 MOST_CELLS = 2**40  # no matrix has them in both dimensions
 MOST_LABELS = 2**16  # the base class gives each a name
 
@@ -283,7 +283,8 @@ class ELMoConfig(PreTrainedConfig):
 
     @hidden_size.setter
     def hidden_size(self, value: int):
-        if value != 2 * self.projection_size:
+        is_valid = 1 <= self.projection_size <= MOST_COLUMNS  # else `validate_sizes` names it
+        if is_valid and value != 2 * self.projection_size:
             raise ValueError(f"`hidden_size` is {value!r}; pass {2 * self.projection_size}, twice `projection_size`.")
 
     @property

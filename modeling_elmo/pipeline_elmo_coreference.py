@@ -140,11 +140,14 @@ def split_sentences(text: str, language: str) -> list[tuple[int, int]]:
         from sentencex import get_sentence_boundaries
     except ImportError as error:
         raise ImportError("Raw text needs `pip install sentencex`; or pass a list of sentences.") from error
-    # Its abbreviations have composed letters. Both forms of a text have the same decomposition, where ends are counted.
-    composed = unicodedata.normalize("NFC", text)
-    ends, composed_ends = _ends_in_decomposition(text), _ends_in_decomposition(composed)
-    found = get_sentence_boundaries(language, re.sub("[\ud800-\udfff]", "\ufffd", composed))  # Rust has no surrogates
+    composed = unicodedata.normalize("NFC", text)  # as its abbreviations
+    readable = re.sub(r"[^\S\n]", " ", re.sub("[\ud800-\udfff]", "\ufffd", composed))
+    found = get_sentence_boundaries(language, readable)  # Rust has no surrogates, and this package breaks wide spaces
     places = [(each["start_index"], each["end_index"]) for each in found if not each["is_paragraph_break"]]
+    if composed == text:
+        return places
+    # Both forms of a text have the same decomposition, where ends are counted.
+    ends, composed_ends = _ends_in_decomposition(text), _ends_in_decomposition(composed)
     return [(bisect_left(ends, composed_ends[start]), bisect_left(ends, composed_ends[end])) for start, end in places]
 
 

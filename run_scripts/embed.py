@@ -41,6 +41,7 @@ from transformers.utils import logging
 from modeling_elmo.run_scripts.program.command_line import ProgramParser, option, run
 from modeling_elmo.run_scripts.program.files import TextArguments, digest, model_digest
 from modeling_elmo.run_scripts.program.processes import join_processes, sole_run, values_of_all
+from modeling_elmo.run_scripts.program.sentences import warn_of_split_words
 from modeling_elmo.run_scripts.vectors.embedding import (
     BATCHES_PER_BLOCK,
     LayerChoice,
@@ -90,6 +91,7 @@ def main(arguments: list[str] | None = None) -> Path:
     """Returns the path of the output."""
     parsed = ProgramParser(EmbedArguments, description=__doc__).parse(arguments)
     output, write_output = Path(parsed.output), find_writer(parsed.output)
+    warn_of_split_words(parsed)
     lines, total = open_lines(parsed, parsed.input, parsed.raw_text, parsed.unit)
     model, tokenizer = load_model_and_tokenizer(
         parsed.model, parsed.device, parsed.trust_remote_code, parsed.compute_dtype

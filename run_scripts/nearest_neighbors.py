@@ -31,7 +31,7 @@ from modeling_elmo.run_scripts.pretraining.corpus import Corpus, SentenceText, w
 from modeling_elmo.run_scripts.program.command_line import ProgramParser, option, refuse_unread, run
 from modeling_elmo.run_scripts.program.data_files import ROW_READERS, LocatedRow, format_suffix
 from modeling_elmo.run_scripts.program.files import RunningTextArguments, check_output, write_json
-from modeling_elmo.run_scripts.program.sentences import sentences_of, text_sentences
+from modeling_elmo.run_scripts.program.sentences import sentences_of, text_sentences, warn_of_split_words
 from modeling_elmo.run_scripts.vectors.embedding import load_model_and_tokenizer
 from modeling_elmo.run_scripts.vectors.layer_sources import text_name
 from modeling_elmo.run_scripts.vectors.lines import to_line
@@ -117,6 +117,7 @@ def main(arguments: list[str] | None = None) -> dict[str, Any]:
     parsed, groups, positional = parser.parse(arguments)
     if groups.group_by:
         refuse_unread(parsed, ["word_vectors", "queries"], "with --group_by, which shows --top_k uses per group.")
+    warn_of_split_words(parsed)
     model, tokenizer = load_model_and_tokenizer(parsed.model, parsed.device, parsed.trust_remote_code)
     check_layer(parsed.layer, model.config.num_hidden_layers)
     split = tokenizer.splitter.words if parsed.raw_text else str.split
@@ -225,8 +226,9 @@ def grouped_uses(
     names, is_ordered = order_groups(sentences, groups.bin_width)
     if (count := len({*names.values()})) > MOST_GROUPS:
         logger.warning(
-            f"--group_by {group_by} makes {count:,} groups, and each pair of them is compared. For fewer, pass "
-            "--group_by folder, with the files of each group in a folder of their own, or a --bin_width for numbers."
+            f"--group_by {group_by} makes {count:,} groups. Those with fewer uses than --min_uses are left out, and "
+            "each pair of the others is compared. For fewer groups, pass --group_by folder if each file is one, or a "
+            "--bin_width if they are numbers."
         )
     members = defaultdict(list)
     for name, group in names.items():

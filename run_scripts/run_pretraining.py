@@ -126,10 +126,12 @@ def pretrain(
         settings["num_processes"] = accelerator.num_processes
     settings["pre_tokenization"] = tokenizer.pre_tokenization
     training.progress.begin(settings, names_of_model={item.name for item in fields(ModelArguments)})
-    if training.progress.base_model is None and training.num_steps < FEW_STEPS:
+    is_new = training.progress.base_model is None and not training.progress.step
+    if is_new and training.num_steps < FEW_STEPS:
+        more = "fewer --per_device_train_batch_tokens, or more --num_train_epochs, for"
+        more = more if training_args.max_steps < 0 else "a larger --max_steps:"
         logger.warning(
-            f"A new model hardly learns in {training.num_steps} steps. Pass fewer --per_device_train_batch_tokens, or "
-            f"more --num_train_epochs, for {FEW_STEPS} steps or more."
+            f"A new model hardly learns in {training.num_steps} steps. Pass {more} {FEW_STEPS} steps or more."
         )
     trackers = {name: str(value) for name, value in (training.progress.settings or {}).items()}
     accelerator.init_trackers("runs", config=trackers)

@@ -371,6 +371,11 @@ def as_csv(rows: list, **options: Any) -> str:
         (as_csv([["text"], ["a\nb"], ["c"]]), [["a\nb"], ["c"]]),
         (as_csv([["text", "label"], ["a b", "x"], ["c", ""]], quoting=csv.QUOTE_ALL), [["a b", "x"], ["c", ""]]),
         ('"text"\t"label"\n"a b"\t1\n"c"\tNA\n', [["a b", "1"], ["c", "NA"]]),  # as R writes it
+        (
+            '"text"\t"label"\n"He said \\"hi\\" ."\t"1"\n"a \\" b"\t"0"\n',
+            [['He said "hi" .', "1"], ['a " b', "0"]],
+        ),  # the same
+        ('"text"\t"label"\n"a"\t2020-01-01\n"b"\tInf\n"c"\tTRUE\n', [["a", "2020-01-01"], ["b", "Inf"], ["c", "TRUE"]]),
         # Quotes of GLUE are characters: alone, inside a cell, around a part, around some cells.
         ('text\tlabel\n"so, so\t1\na " b"\t0\n', [['"so, so', "1"], ['a " b"', "0"]]),
         ('text\tlabel\n"so" he said\t1\n""" b"\t0\n', [['"so" he said', "1"], ['""" b"', "0"]]),
@@ -389,18 +394,24 @@ def test_quoted_cells_of_tsv(tmp_path, warnings_of_transformers, text, expected)
     if is_unquoted:  # every program reads the same texts
         texts = [row[0].strip() for row in expected]
         assert [text for _, text in numbered_texts(path, "text")] == texts
-        reader = csv.reader(io.StringIO(text), delimiter="\t", strict=True)
+        quoting = {"doublequote": False, "escapechar": "\\"} if "\\" in text else {}
+        reader = csv.reader(io.StringIO(text), delimiter="\t", strict=True, **quoting)
         assert list(reader)[1:] == expected
 
 
-def test_quoted_cells_of_columns(tmp_path):
+def test_quoted_cells_of_columns(tmp_path, warnings_of_transformers):
     quoted = 'He\tO\nsaid\tO\n""""\tO\nyes\tO\n"5"""\tO\n'
     for name in ("a.conll", "a.tsv"):
         ((_, row),) = tagged(written(tmp_path / name, quoted))
         assert row["tokens"] == ["He", "said", '"', "yes", '5"']
     for words in (['"', "a", '"'], ['""', '"'], ['"', '""', '"'], ['"a"', "b"]):  # quotes that are words
-        ((_, row),) = tagged(written(tmp_path / "b.conll", "".join(f"{word}\tO\n" for word in words)))
-        assert row["tokens"] == words
+        for sign in "\t ":
+            ((_, row),) = tagged(written(tmp_path / "b.conll", "".join(f"{word}{sign}O\n" for word in words)))
+            assert row["tokens"] == words
+    assert [message for message in warnings_of_transformers.messages if "b.conll" in message] == []
+    of_r = '"EU"\t"B-ORG"\n"said"\t"O"\n"\\""\t"O"\n'
+    ((_, row),) = tagged(written(tmp_path / "r.conll", of_r))
+    assert row == {"tokens": ["EU", "said", '"'], "tags": ["B-ORG", "O", "O"]}
     ((_, row),) = tagged(written(tmp_path / "c.conllu", '1\t"\t"\tPUNCT\n2\ta\ta\tX\n'), word=2)
     assert row["tokens"] == ['"', "a"]
 
@@ -419,6 +430,8 @@ LITBANK = Path(__file__).parent / "fixtures" / "tasks" / "litbank_dev.conll"
         ("0\tI\tX\n1\tgo\tX\n\n0\tYes\tX\n", "counts"),
         ("1\tI\tX\n2\tgo\tX\n\n3\tShe\tX\n4\twent\tX\n", "counts"),  # through the document
         ("1-2\tvámonos\t_\n1\tvamos\tX\n2\tnos\tX\n", "counts"),
+        ("7_1\tDer\tX\n7_2\tHund\tX\n\n8_1\tEr\tX\n8_2\tging\tX\n", "counts"),  # of TIGER
+        ("O\tX\tshow\nB-A\tX\tthe\nI-A\tX\tfilm\n", r"has tags \(B-A, I-A, O\)"),  # of MIT Movie
         ("d 0 I X\nd 1 go X\nd 2 . X\n", "repeats 'd' in all words of a sentence"),
         ("a I X\na go X\n\nb She X\nb went X\n", "repeats 'a'"),
         (LITBANK.read_text(encoding="utf-8"), "repeats '2489_moby_dick_brat'"),
@@ -445,6 +458,8 @@ def test_first_columns_without_words(tmp_path, text, reason):
         "no X O\nno X O\nno X O\n",
         "Yes X O\n\nNo X O\n",
         "w0 O\nw1 O\nw2 O\n",
+        "O B-X\nB-1 O\n",  # tags are in the last column
+        "O Interjection\n",
     ],
 )
 def test_first_columns_with_words(tmp_path, text):
@@ -452,6 +467,23 @@ def test_first_columns_with_words(tmp_path, text):
     words = [line.split()[0] for line in text.splitlines() if line]
     assert [word for _, row in tagged(path) for word in row["tokens"]] == words
     assert sum(corpus(path), []) == words
+
+
+def test_tags_before_words_in_two_columns(tmp_path):
+    path = written(tmp_path / "a.bio", "O\tshow\nB-ACTOR\ttom\n\nO\tit\n")
+    with pytest.raises(ValueError, match=r"has tags \(B-ACTOR, O\).*--word_column .*, and --tags_column"):
+        tagged(path)
+    assert tagged(path, "1", word=2)[0][1] == {"tokens": ["show", "tom"], "1": ["O", "B-ACTOR"]}
+
+
+def test_tables_that_others_write(tmp_path):
+    path = written(tmp_path / "a.csv", "\n\ntext,label\na,1\n")
+    assert [row for _, row in table(path)] == [{"text": "a", "label": "1"}]
+    with pytest.raises(ValueError, match=r"a\.csv begins with 'text;label': its columns seem to be separated by ';'"):
+        table(written(path, "text;label\na;1\n"))
+    path = written(tmp_path / "kaggle.conll", "Sentence: 1\tThousands\tO\n\tof\tO\n")
+    with pytest.raises(ValueError, match=r"kaggle\.conll, line 2: column 1 is empty, without a word"):
+        corpus(path)
 
 
 def test_json_with_a_key_twice(tmp_path):

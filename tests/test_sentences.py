@@ -64,6 +64,26 @@ def test_the_language_has_its_abbreviations():
     assert [each for _, each in sentences_of(text, "de", are_lines=True)] == ["Er hat z.B. Brot.", "Sie kommt."]
 
 
+@pytest.mark.parametrize("space", "\u00a0\u202f\u3000\u2009\u2003\u0085\u2028")
+@pytest.mark.parametrize("language", ["en", "de", "ja", "zh", "ko"])
+def test_wide_spaces(space, language):
+    text = f"It was I{space}. Then he left{space}Vitamin C{space}."
+    found = [each for _, each in sentences_of([(1, text)], language, are_lines=True)]
+    assert " ".join(found).split() == text.split()
+
+
+def test_chinese_and_japanese_lines_are_joined_without_a_space():
+    for language, lines in (
+        ("zh", ["今天天气很", "好。我们去公", "园玩。"]),
+        ("ja", ["これは", "本です。それは", "ペンだ。"]),
+    ):
+        found = [each for _, each in sentences_of(enumerate(lines, 1), language, are_lines=True)]
+        assert "".join(found) == "".join(lines) and len(found) == 2
+        assert [number for number, _ in sentences_of(enumerate(lines, 1), language, are_lines=True)] == [1, 2]
+    found = sentences_of([(1, "나는 학교에"), (2, "갔다. 在 China"), (3, "中国。")], "ko", are_lines=True)
+    assert [each for _, each in found] == ["나는 학교에 갔다.", "在 China 中国。"]
+
+
 def test_a_text_without_ends_is_read_in_pieces(monkeypatch):
     monkeypatch.setattr(sentences, "SPLIT_AT_ONCE", 50)
     found = list(sentences_of(((number, "no end of it") for number in range(100)), "en", are_lines=True))

@@ -381,7 +381,10 @@ class ELMoForTokenClassification(ELMoTaskModel):
 
     def save_pretrained(self, *args, **kwargs):
         """As in `ELMoPreTrainedModel`, with a warning if transformers' pipeline cannot group the labels."""
-        if others := tags_that_are_not_bio(map(str, self.config.id2label.values())):
+        labels = [*map(str, self.config.id2label.values())]
+        prefixes = {label[:2] for label in labels}  # the pipeline joins equal labels without prefixes
+        if prefixes & {"E-", "S-", "L-", "U-", "M-"} and prefixes & {"O", "B-", "I-"}:
+            others = tags_that_are_not_bio(labels)
             warn_once(
                 self,
                 f"The labels {others} are not BIO tags (B-PER, I-PER), and transformers' pipeline groups the words of "

@@ -61,6 +61,18 @@ def begin_run(task: Task, head: HeadArguments, training: TaskTrainingArguments):
         raise FileExistsError(f"{folder} holds a model of another run; pass another --output_dir{advice}.")
     if checkpoint is not None:
         path = Path(checkpoint).parent / RUN_SETTINGS
+        is_same = path.is_file() and not different_settings(read_json(path), settings, ())
+        if is_own and is_same and (folder / "record.json").is_file():
+            raise FileExistsError(
+                f"{folder} holds a finished run of this command, of which {checkpoint} is left. To go on from there, "
+                "pass a larger --num_train_epochs or --max_steps; to train anew, another --output_dir."
+            )
+        step = read_json(Path(checkpoint, "trainer_state.json"))["global_step"]
+        if 0 < training.max_steps <= step:
+            raise ValueError(
+                f"--max_steps {training.max_steps}: {checkpoint} is of step {step}, so that nothing is left to train. "
+                "Pass a larger number."
+            )
         if path.is_file() and (changes := different_settings(read_json(path), settings, LENGTH_OPTIONS)):
             raise ValueError(
                 f"--resume_from_checkpoint {training.resume_from_checkpoint}: the run was started with other settings: "

@@ -13,7 +13,7 @@ from tqdm.auto import tqdm
 from transformers.utils import logging
 
 from modeling_elmo.run_scripts.program.command_line import option, refuse_unread
-from modeling_elmo.run_scripts.program.data_files import find_files
+from modeling_elmo.run_scripts.program.data_files import files_of
 from modeling_elmo.run_scripts.program.files import (
     DatasetArguments,
     TextArguments,
@@ -239,11 +239,7 @@ class Corpus:
     def from_files(cls, patterns: Sequence[str], column: str = "text", language: str | None = None) -> "Corpus":
         """A corpus of files, patterns such as `a/*.gz`, and folders."""
         check_language(language)
-        files = tuple(dict.fromkeys(chain.from_iterable(map(find_files, patterns))))
-        places: dict[str, str] = {}
-        for file in files:
-            if (other := places.setdefault(os.path.realpath(file), file)) != file:
-                raise ValueError(f"{other} and {file} are the same file; pass it once.")
+        files = tuple(files_of(patterns))
         if language is None:
             warn_of_wrapped_lines(files)
         return cls(files, column, language)

@@ -446,14 +446,22 @@ class Pretraining:
     def tell_where_it_continues(self, checkpoint: Path, rate_before: float):
         """Prints the step and the epoch, and the options that move the schedule of the learning rate, if any do."""
         progress, rate = self.progress, self.optimizers[0].param_groups[0]["lr"]
+        if progress.step > self.num_steps:
+            self._print(
+                f"{checkpoint} is of step {progress.step:,}, and this run ends after step {self.num_steps:,}: nothing "
+                "is left to train. Pass a larger --max_steps or --num_train_epochs to go on."
+            )
+            return
         self._print(
             f"Continuing {checkpoint} at step {progress.step:,} of {self.num_steps:,}, epoch {progress.epoch:.2f}."
         )
         changes = self._changes_of_the_schedule()
-        if changes and (rate != rate_before or self.arguments.lr_scheduler_type != "constant"):
+        kind = self.arguments.lr_scheduler_type
+        if changes and (rate != rate_before or kind != "constant"):
+            effect = "changes the learning rate" if kind == "constant" else f"moves the {kind} schedule"
             self._print(
-                f"{' and '.join(changes)}, which moves the {self.arguments.lr_scheduler_type} schedule: the learning "
-                f"rate is {rate:.3g} here, and was {rate_before:.3g}. To keep the schedule, pass the same options."
+                f"{' and '.join(changes)}, which {effect}: the learning rate is {rate:.3g} here, and was "
+                f"{rate_before:.3g}. To keep it, pass the same options."
             )
 
     def _changes_of_the_schedule(self) -> list[str]:

@@ -13,7 +13,7 @@ import glob
 import json
 import os
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from itertools import chain, islice
 from pathlib import Path
@@ -39,9 +39,13 @@ COLUMN_SUFFIXES = (*WORD_SUFFIXES, ".tsv", ".txt")  # of a tagger's data
 LONGEST_CELL = 2**31 - 1  # of CSV: the largest that Python takes on all systems; its default is 131,072 characters
 JUDGED_SENTENCES = 100  # whether their first column has words
 RANGE_OR_EMPTY_NODE = re.compile(r"\d+[-.]\d+")  # of CoNLL-U: a multiword token 3-4, or a node 3.1
-QUOTED = re.compile(r'"[^"]*(?:""[^"]*)*"')  # a cell as written by csv, pandas, R and Excel
-CELL = re.compile(rf'(?:(?<=\t)|\A)({QUOTED.pattern}|[^"\t]*)(?=\t|\Z)')  # of a row with quoted cells
-NOT_QUOTED = re.compile(r"\s*|NA|NaN|TRUE|FALSE|[-+]?[0-9.,]+(?:[eE][-+]?[0-9]+)?")  # by R, and by csv.QUOTE_NONNUMERIC
+# A cell with quotes inside, as csv, pandas and Excel write it (doubled quotes), and R (with a backslash).
+QUOTED_CELLS = {'""': r'"[^"]*(?:""[^"]*)*"', '\\"': r'"[^"]*(?:(?<=\\)"[^"]*)*"'}
+ROW_CELLS = {quote: re.compile(rf'(?:(?<=\t)|\A)({cell}|[^"\t]*)(?=\t|\Z)') for quote, cell in QUOTED_CELLS.items()}
+# What R and csv.QUOTE_NONNUMERIC leave without quotes: numbers, dates, truth values, and what is missing.
+NOT_QUOTED = re.compile(r"(?i)\s*|na|nan|nat|none|null|true|false|[-+]?inf|[-+]?[0-9][-0-9.,:/ t+]*(?:e[-+]?[0-9]+)?z?")
+TAG = re.compile(r"O|[BI]-\S+")
+COUNTED = re.compile(r"((?:.*[\W_])?)([0-9]{1,9})\W?")  # 1, 1., 2_1, s2-1; but not w1
 BETWEEN_SENTENCES = ("-DOCSTART-", "#begin document", "#end document")  # lines of CoNLL-2003 and CoNLL-2012
 
 
@@ -73,7 +77,7 @@ def _sentence_lines(path: Path, comments: list[str], least: int) -> Iterator[lis
     is_conllu, width = format_suffix(path) == ".conllu", 0
     prefixes = (*comments, *("#" if is_conllu else ""))
     sentence: list[tuple[int, list[str]]] = []
-    for number, line, cells in chain(column_lines(path), [(0, "", [])]):
+    for number, line, fields in chain(column_lines(path), [(0, "", [])]):
         if line.startswith(prefixes):
             continue
         if not line.strip(" \t") or line.startswith(BETWEEN_SENTENCES):
@@ -81,7 +85,6 @@ def _sentence_lines(path: Path, comments: list[str], least: int) -> Iterator[lis
                 yield sentence
             sentence = []
             continue
-        fields = [cell.strip(" ") for cell in cells]
         width = width or len(fields)
         if len(fields) != width or width < least:
             found = f"{path}, line {number} has {len(fields)} columns, not {max(width, least)}: {line!r:.80}"
@@ -92,12 +95,13 @@ def _sentence_lines(path: Path, comments: list[str], least: int) -> Iterator[lis
 
 def column_lines(path: Path) -> Iterator[tuple[int, str, list[str]]]:
     """Number, text and cells of each line, which are separated by tabs if the line has one, else by spaces."""
-    are_quoted = has_quoted_cells(path, lines_are_rows=True)
+    quote = quotes_of_cells(path, lines_are_rows=True)
     for number, line in numbered_lines(path):
-        if "\t" in line:
-            yield number, line, unquoted_cells(line) if are_quoted else line.split("\t")
-        else:
+        if "\t" not in line:
             yield number, line, list(filter(None, line.split(" ")))
+            continue
+        cells = line.split("\t") if quote is None else unquoted_cells(line, quote)
+        yield number, line, [cell.strip(" ") for cell in cells]
 
 
 def _with_words_first(
@@ -106,11 +110,15 @@ def _with_words_first(
     """The same sentences, if the first of `least` columns or more may have their words; `option` names another."""
     start = list(islice(sentences, JUDGED_SENTENCES))
     rows = [[fields for _, fields in sentence] for sentence in start]
-    may_be_another = bool(start) and len(start[0][0][1]) >= least and format_suffix(path) != ".conllu"
-    if may_be_another and (reason := not_words(rows)):
+    reason = None
+    if start and format_suffix(path) != ".conllu":
+        width = len(start[0][0][1])
+        reason = (not_words(rows) if width >= least else None) or (has_tags(rows) if width > 1 else None)
+    if reason is not None:
         number, fields = start[0][0]
         columns = ", ".join(f"{column}: {cell!r:.30}" for column, cell in enumerate(fields, 1))
         advice = f"Pass {option} with the number of the column of the words (1 if it is the first)"
+        advice += ", and --tags_column" if option == "--word_column" else ""
         raise ValueError(f"{path}: the first column {reason}; line {number} has the columns {columns:.300}. {advice}.")
     return chain(start, sentences)
 
@@ -131,7 +139,20 @@ def not_words(sentences: list[list[list[str]]]) -> str | None:
 
 
 def _count_up(cells: list[str]) -> bool:
-    return all(map(str.isdecimal, cells)) and len({int(cell) - place for place, cell in enumerate(cells)}) == 1
+    """Whether the last numbers in the cells count up, and what is before them is equal: 1 and 2, or 7_1 and 7_2."""
+    parts = list(filter(None, map(COUNTED.fullmatch, cells)))
+    if len(parts) < len(cells):
+        return False
+    names = {part[1] for part in parts}
+    differences = {int(part[2]) - place for place, part in enumerate(parts)}
+    return len(names) == len(differences) == 1
+
+
+def has_tags(sentences: list[list[list[str]]]) -> str | None:
+    """Why the first column of sentences has tags, and not words; `None` if it may have words."""
+    first, last = ({row[column] for rows in sentences for row in rows} for column in (0, -1))
+    are_tags = [all(map(TAG.fullmatch, cells)) and cells > {"O"} for cells in (first, last)]
+    return f"has tags ({', '.join(sorted(first)):.60})" if are_tags == [True, False] else None
 
 
 def _column_indexes(path: Path, word: int | None, tag: str | None) -> tuple[int, int]:
@@ -160,7 +181,10 @@ def table_rows(path: Path, column_names: list[str]) -> Iterator[LocatedRow]:
 
 def _numbered_rows(path: Path, column_names: list[str]) -> Iterator[tuple[int, dict[str, str]]]:
     rows = _numbered_cells(path)
-    first, names = (0, column_names) if column_names else next(rows, (0, []))
+    first, names = (0, column_names) if column_names else next((row for row in rows if row[1]), (0, []))
+    if len(names) == 1 and (sign := re.search(r"[;|\t]", names[0])):
+        separated = f"its columns seem to be separated by {sign[0]!r}. Write commas (.csv) or tabs (.tsv)"
+        raise ValueError(f"{path} begins with {names[0]!r:.80}: {separated}.")
     if len(set(names)) < len(names):
         raise ValueError(f"{path} has the columns {names}; give each column a different name.")
     for number, cells in rows:
@@ -179,14 +203,14 @@ def _numbered_rows(path: Path, column_names: list[str]) -> Iterator[tuple[int, d
 def _numbered_cells(path: Path) -> Iterator[tuple[int, list[str]]]:
     """First line and cells of each row; a blank line has none.
 
-    In TSV files, quotes are ordinary characters, as in those of GLUE, unless `has_quoted_cells`.
+    In TSV files, quotes are ordinary characters, as in those of GLUE, unless `quotes_of_cells` finds others.
     """
     lines = numbered_lines(path)
     if format_suffix(path) == ".tsv":
-        are_quoted = has_quoted_cells(path)
-        cells_of = unquoted_cells if are_quoted else partial(str.split, sep="\t")
-        for number, row in joined_lines(lines) if are_quoted else lines:
-            yield number, cells_of(row) if row else []
+        quote = quotes_of_cells(path)
+        for number, row in lines if quote is None else joined_lines(lines, quote):
+            cells = row.split("\t") if quote is None else unquoted_cells(row, quote)
+            yield number, cells if row else []
         return
     csv.field_size_limit(LONGEST_CELL)
     reader, number = csv.reader((f"{line}\n" for _, line in lines), strict=True), 1
@@ -200,12 +224,12 @@ def _numbered_cells(path: Path) -> Iterator[tuple[int, list[str]]]:
         raise ValueError(f"{path}, line {number} is not CSV: {reason}.") from error
 
 
-def has_quoted_cells(path: Path, lines_are_rows: bool = False) -> bool:
-    """Whether the cells of a file with tabs are quoted, as pandas, R and Excel do; a line says so.
+def quotes_of_cells(path: Path, lines_are_rows: bool = False) -> str | None:
+    """How quotes inside a cell are written if the cells between tabs are quoted, else `None`; a line says so.
 
-    Each cell with a quote must begin and end with one and have only doubled quotes between. One of them must have a
-    doubled quote, a tab or a line feed, or all cells that are not numbers must be quoted. A quote that is a word of a
-    sentence, or that begins a text, is no such cell.
+    pandas, R and Excel quote cells: each cell with a quote begins and ends with one, and those between are doubled, or
+    have a backslash. To be sure, one of them must have such a quote, a tab or a line feed, or all cells that are not
+    numbers must be quoted. A quote that is a word of a sentence, or that begins a text, is no such cell.
 
     Args:
         lines_are_rows: whether no cell can have a line feed. It cannot if all lines have equally many tabs, either.
@@ -214,42 +238,52 @@ def has_quoted_cells(path: Path, lines_are_rows: bool = False) -> bool:
     for _, line in numbered_lines(path):
         if line:
             tabs.add(line.count("\t"))
-        has_quotes = has_quotes or '"' in line
-    if not has_quotes:
-        return False
+            has_quotes = has_quotes or '"' in line
+    if not has_quotes or (lines_are_rows and tabs == {0}):
+        return None
     lines_are_rows = lines_are_rows or (len(tabs) == 1 and tabs != {0})
+    for quote in QUOTED_CELLS:
+        if reason := _reason_for_quotes(path, quote, lines_are_rows):
+            logger.warning_once(
+                f"{path} is read as a table with quoted cells ({reason}): the quotes around a cell are left out, and "
+                f"{quote} becomes one quote."
+            )
+            return quote
+    return None
+
+
+def _reason_for_quotes(path: Path, quote: str, lines_are_rows: bool) -> str | None:
+    """What shows that cells are quoted; `None` if nothing does, or if a cell is not quoted in this way."""
+    is_quoted = re.compile(QUOTED_CELLS[quote]).fullmatch
+    needs_quotes = re.compile(f"{re.escape(quote)}|[\t\n]").search
     lines = numbered_lines(path)
     example, are_all_quoted, widths = None, True, set()
-    for number, row in lines if lines_are_rows else joined_lines(lines):
-        if lines_are_rows and "\t" not in row or not row:
+    for number, row in lines if lines_are_rows else joined_lines(lines, quote):
+        if not row or (lines_are_rows and "\t" not in row):
             continue
-        cells = row.split("\t") if lines_are_rows else CELL.findall(row)
+        cells = row.split("\t") if lines_are_rows else ROW_CELLS[quote].findall(row)
         widths.add(len(cells))
+        if "\t".join(cells) != row:
+            return None
         for cell in cells:
             if '"' not in cell:
                 are_all_quoted = are_all_quoted and bool(NOT_QUOTED.fullmatch(cell))
-            elif not QUOTED.fullmatch(cell):
-                return False
-            elif re.search('""|[\t\n]', cell[1:-1]):
-                example = example or f"line {number}: {cell!r:.60}"
-        if "\t".join(cells) != row:
-            return False
-    if not lines_are_rows and len(widths) > 1 or not (example or are_all_quoted):
-        return False
-    logger.warning_once(
-        f"{path} is read as a table with quoted cells ({example or 'all texts are quoted'}): the quotes around a cell "
-        "are left out, and doubled quotes become one."
-    )
-    return True
+            elif not is_quoted(cell):
+                return None
+            elif example is None and needs_quotes(cell[1:-1]):
+                example = f"line {number}: {cell!r:.60}"
+    if not lines_are_rows and len(widths) > 1:
+        return None
+    return example or ("all texts are quoted" if are_all_quoted else None)
 
 
-def joined_lines(lines: Iterable[tuple[int, str]]) -> Iterator[tuple[int, str]]:
+def joined_lines(lines: Iterable[tuple[int, str]], quote: str) -> Iterator[tuple[int, str]]:
     """The rows of a table with quoted cells, which may have line feeds, each with the number of its first line."""
     first, parts, is_open = 0, [], False
     for number, line in lines:
         first = first if parts else number
         parts.append(line)
-        is_open ^= line.count('"') % 2 == 1
+        is_open ^= line.replace(quote, "").count('"') % 2 == 1
         if not is_open:
             yield first, "\n".join(parts)
             parts = []
@@ -257,9 +291,9 @@ def joined_lines(lines: Iterable[tuple[int, str]]) -> Iterator[tuple[int, str]]:
         yield first, "\n".join(parts)
 
 
-def unquoted_cells(row: str) -> list[str]:
-    cells = CELL.findall(row)
-    return [cell[1:-1].replace('""', '"') if '"' in cell else cell for cell in cells]
+def unquoted_cells(row: str, quote: str) -> list[str]:
+    cells = ROW_CELLS[quote].findall(row)
+    return [cell[1:-1].replace(quote, '"') if '"' in cell else cell for cell in cells]
 
 
 def json_rows(path: Path) -> Iterator[LocatedRow]:
@@ -346,7 +380,11 @@ def _column_texts(path: Path, column: str) -> Iterator[tuple[int, list[str]]]:
     if number is None:
         sentences = _with_words_first(path, sentences, "--text_column", least=2)
     for sentence in sentences:
-        yield sentence[0][0], [fields[word] for _, fields in sentence]
+        words = [fields[word] for _, fields in sentence]
+        if "" in words:
+            number, fields = sentence[words.index("")]
+            raise ValueError(f"{path}, line {number}: column {word + 1} is empty, without a word: {fields!r:.80}.")
+        yield sentence[0][0], words
 
 
 JSON_FORMATS: dict[str, RowReader] = {".jsonl": json_rows, ".json": json_rows}
@@ -359,6 +397,16 @@ TEXT_READERS: dict[str, Callable[[Path, str], Iterator[tuple[int, Any]]]] = {
     **dict.fromkeys(WORD_SUFFIXES, _column_texts),
 }
 TEXT_SUFFIXES = tuple(TEXT_READERS)
+
+
+def files_of(patterns: Sequence[str]) -> list[str]:
+    """The files of paths, patterns and folders, each once."""
+    files = list(dict.fromkeys(chain.from_iterable(map(find_files, patterns))))
+    places: dict[str, str] = {}
+    for file in files:
+        if (other := places.setdefault(os.path.realpath(file), file)) != file:
+            raise ValueError(f"{other} and {file} are the same file; pass it once.")
+    return files
 
 
 def find_files(pattern: str) -> list[str]:

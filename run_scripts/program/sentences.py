@@ -1,9 +1,10 @@
 """Sentences of running text, whose lines end anywhere: paragraphs are joined, and split by the package sentencex."""
 
 import re
+import unicodedata
 from bisect import bisect_right
 from collections.abc import Iterable, Iterator
-from itertools import accumulate, islice
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,7 @@ FULL = 0.8  # of the width: the shortest line that is full
 # At least so many wrapped lines are full, and at most so many end a sentence. Of texts with a sentence per line, 0.1 to
 # 0.2 are as long, and 0.8 to 1.0 end one.
 FULL_SHARE, END_SHARE = 0.45, 0.6
+GOES_ON_SHARE = 0.3  # of the lines that begin with a letter: a small one; headlines and verses begin with a capital
 SENTENCE_END = re.compile(r"[.!?…。！？؟।:;][\"'”’»)\]]*\Z")
 
 NumberedText = tuple[int, Any]  # a line or row, and a text or a list of words
@@ -48,6 +50,15 @@ def check_language(language: str | None):
         reason = "the value is the code of a language, such as en or de; other arguments go before the option"
         raise ValueError(f"--split_sentences {language}: {reason}.")
     require("sentencex", extra="coref", purpose="--split_sentences")
+
+
+def warn_of_split_words(arguments: Any):
+    """Warns if sentences of raw text are wanted, but words are separated by spaces only."""
+    if arguments.split_sentences is not None and not arguments.raw_text:
+        logger.warning(
+            "--split_sentences without --raw_text splits words at spaces only, so that a period stays in its word. "
+            "Pass --raw_text too, unless spaces separate all words."
+        )
 
 
 def sentences_of(texts: Iterable[NumberedText], language: str, are_lines: bool) -> Iterator[NumberedText]:
@@ -103,14 +114,24 @@ def _split_beginning(paragraph: list[NumberedLine], language: str) -> tuple[list
 
 def _sentences(paragraph: list[NumberedLine], language: str) -> Iterator[tuple[int, int, str]]:
     """The sentences of a paragraph, each with the index of its first line, and the place in this line."""
-    lines = [line for _, line in paragraph]
-    starts = [0, *accumulate(len(line) + 1 for line in lines)]
-    text = " ".join(lines)
+    text = ""
+    starts = []
+    for _, line in paragraph:
+        text += _between(text, line)
+        starts.append(len(text))
+        text += line
     for start, end in split_sentences(text, language):
         if sentence := text[start:end].strip():
             first = start + text[start:end].index(sentence[0])
             index = bisect_right(starts, first) - 1
             yield index, first - starts[index], sentence
+
+
+def _between(text: str, line: str) -> str:
+    """What joins a line to the text before it: a space, but nothing between signs of Chinese or Japanese."""
+    joins = bool(text) and all(unicodedata.east_asian_width(sign) in "FW" for sign in (text[-1], line[0]))
+    are_hangul = joins and all(unicodedata.name(sign, "").startswith("HANGUL") for sign in (text[-1], line[0]))
+    return "" if not text or (joins and not are_hangul) else " "
 
 
 def warn_of_wrapped_lines(files: Iterable[Path | str]):
@@ -120,7 +141,8 @@ def warn_of_wrapped_lines(files: Iterable[Path | str]):
         if width := wrapped_width([line for line in lines if line]):
             logger.warning(
                 f"{path}: the lines seem to be wrapped at {width} characters, but each line is read as a sentence. "
-                "Pass --split_sentences to join the lines of a paragraph and to split it into sentences."
+                "Pass --split_sentences to join the lines of a paragraph and to split it into sentences, unless each "
+                "line is one."
             )
             return
 
@@ -133,5 +155,7 @@ def wrapped_width(lines: list[str]) -> int | None:
     width = int(np.quantile(lengths, 0.95))
     are_full = lengths >= FULL * width
     ends = sum(bool(SENTENCE_END.search(line)) for line in lines) / len(lines)
+    cased = [line for line in lines if line[0].lower() != line[0].upper()]
+    goes_on = sum(line[0].islower() for line in cased) >= GOES_ON_SHARE * len(cased)
     is_wrapped = NARROWEST <= width <= WIDEST and are_full.mean() >= FULL_SHARE and ends < END_SHARE
-    return width if is_wrapped else None
+    return width if is_wrapped and goes_on else None

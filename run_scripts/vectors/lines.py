@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 from modeling_elmo.run_scripts.program.command_line import refuse_unread
-from modeling_elmo.run_scripts.program.data_files import FASTA_SUFFIXES, TEXT_SUFFIXES, find_files, format_suffix
+from modeling_elmo.run_scripts.program.data_files import FASTA_SUFFIXES, TEXT_SUFFIXES, files_of, format_suffix
 from modeling_elmo.run_scripts.program.files import TextArguments, dataset_texts, numbered_lines
 from modeling_elmo.run_scripts.program.sentences import (
     check_language,
@@ -64,7 +64,7 @@ def open_lines(
 
         return rows, total if language is None else None
     refuse_unread(arguments, ("dataset_config", "split", "streaming"), "without --dataset; leave it out.")
-    files = [Path(file) for pattern in patterns for file in find_files(pattern)]
+    files = list(map(Path, files_of(patterns)))
     known = (*TEXT_SUFFIXES, *FASTA_SUFFIXES)
     for path in files:
         kind = format_suffix(path)

@@ -9,6 +9,7 @@ from xml.etree import ElementTree
 import numpy as np
 
 from modeling_elmo.run_scripts.cards.figures import draw_map
+from modeling_elmo.run_scripts.program.data_files import column_lines
 from modeling_elmo.run_scripts.program.files import numbered_lines
 from modeling_elmo.run_scripts.vectors.neighbors import in_context, normalize
 
@@ -89,9 +90,8 @@ def read_keys(path: Path) -> tuple[dict[str, list[str]], dict[str, list[int]]]:
 def read_inventory(path: Path) -> Inventory:
     found: Inventory = {}
     lines: dict[Lemma, int] = {}
-    for number, line in numbered_lines(path):
-        columns = line.split("\t")
-        if len(columns) == 3:
+    for number, line, columns in column_lines(path):
+        if "\t" in line and len(columns) == 3:
             lemma, senses = (columns[0].lower(), columns[1]), columns[2].split()
             if found.setdefault(lemma, senses) != senses:
                 twice = f"line {lines[lemma]} has other senses of {' '.join(lemma)} (in lower case)"

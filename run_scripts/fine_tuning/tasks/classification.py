@@ -4,6 +4,7 @@ A row of the data has a `text`, perhaps a `text_pair`, and the `label`: a string
 """
 
 import math
+import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -234,7 +235,8 @@ def read_classification(arguments: ClassificationArguments) -> DatasetDict:
 
 def _classified_split(source: Source, split: str, arguments: ClassificationArguments) -> Dataset:
     first = source.first()
-    columns = _chosen_columns(source.name, list(first), arguments)
+    given = [column for column, value in first.items() if column != "text_pair" or value]  # a column may be empty
+    columns = _chosen_columns(source.name, given, arguments)
     source.check_columns(columns)
     if "text_pair" not in columns:
         source.tell_unread(columns.values(), "--text_pair_column names a second text")
@@ -276,11 +278,13 @@ def _classification_row(
     for name, text in cells.items():
         check_cell(is_text(text), location, columns[name], text, "a text that is not empty")
     if columns["text"] == "text" and "text_pair" not in columns:  # by default, the first row decides
-        check_cell(row.get("text_pair") is None, location, "text_pair", row.get("text_pair"), "in the first row, too")
+        check_cell(not row.get("text_pair"), location, "text_pair", row.get("text_pair"), "in the first row, too")
     column, advice = columns["label"], f", or pass --drop_labels '{label!s:.80}' or --problem regression"
     if kind == "number":
         return cells | {"label": _finite_number(location, column, label)}
     if kind == "name":
+        is_list = isinstance(label, str) and re.fullmatch(r"\[.*[,'\"].*\]", label)
+        check_cell(not is_list, location, column, label, "one name. A table has no lists: write JSON lines (.jsonl)")
         return cells | {"label": class_name(location, column, label, names, dropped, advice)}
     check_cell(isinstance(label, list), location, column, label, "a list, as in the first row")
     found = [class_name(location, column, name, names, dropped, f". {NOT_ONE_HOT}") for name in label]
