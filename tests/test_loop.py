@@ -146,7 +146,7 @@ def test_a_new_learning_rate_counts_on_resuming(tmp_path, capsys):
     pretrain(tmp_path, optim="adagrad", max_steps=7)
     run = pretrain(tmp_path, optim="adagrad", learning_rate=0.01, max_steps=14, resume_from_checkpoint="last")
     assert run.progress.log[-2]["learning_rate"] == pytest.approx(0.01)
-    told = "--learning_rate was 0.2 and is now 0.01, which moves the constant schedule: the learning rate is 0.01 here"
+    told = "--learning_rate was 0.2 and is now 0.01, which changes the learning rate: the learning rate is 0.01 here"
     assert told in capsys.readouterr().out
 
 

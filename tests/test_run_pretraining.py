@@ -207,7 +207,7 @@ def test_mistakes_with_little_text_are_told(tmp_path, warnings_of_transformers, 
     (tmp_path / "train.txt").write_text(paragraphs, encoding="utf-8")
     train(options)
     told = warnings_of_transformers.text
-    assert "A new model hardly learns in 2 steps. Pass fewer --per_device_train_batch_tokens, or more" in told
+    assert "A new model hardly learns in 2 steps. Pass a larger --max_steps: 300 steps or more" in told
     assert re.search(r"lines of .*train.txt have \d{3,} words on average, like paragraphs", told)
     assert re.search(r"[\d.]+% of the held-out words are <UNK>, .* learned nothing", capsys.readouterr().out)
 

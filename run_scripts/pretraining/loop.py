@@ -458,10 +458,12 @@ class Pretraining:
         changes = self._changes_of_the_schedule()
         kind = self.arguments.lr_scheduler_type
         if changes and (rate != rate_before or kind != "constant"):
-            effect = "changes the learning rate" if kind == "constant" else f"moves the {kind} schedule"
+            is_constant = kind == "constant"
+            effect = "changes the learning rate" if is_constant else f"moves the {kind} schedule"
+            kept = "the learning rate" if is_constant else "the schedule"
             self._print(
                 f"{' and '.join(changes)}, which {effect}: the learning rate is {rate:.3g} here, and was "
-                f"{rate_before:.3g}. To keep it, pass the same options."
+                f"{rate_before:.3g}. To keep {kept}, pass the same options."
             )
 
     def _changes_of_the_schedule(self) -> list[str]:

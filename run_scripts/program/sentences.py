@@ -156,6 +156,7 @@ def wrapped_width(lines: list[str]) -> int | None:
     are_full = lengths >= FULL * width
     ends = sum(bool(SENTENCE_END.search(line)) for line in lines) / len(lines)
     cased = [line for line in lines if line[0].lower() != line[0].upper()]
-    goes_on = sum(line[0].islower() for line in cased) >= GOES_ON_SHARE * len(cased)
+    has_case = 2 * len(cased) > len(lines)
+    goes_on = not has_case or sum(line[0].islower() for line in cased) >= GOES_ON_SHARE * len(cased)
     is_wrapped = NARROWEST <= width <= WIDEST and are_full.mean() >= FULL_SHARE and ends < END_SHARE
     return width if is_wrapped and goes_on else None
