@@ -47,7 +47,7 @@ AUTO_CLASS_NAMES = {
     "AutoModelForSequenceClassification": ("ELMoForSequenceClassification",),
     "AutoModelForQuestionAnswering": ("ELMoForQuestionAnswering",),
 }
-CODE_FILE = "modeling_elmo.py"  # of a saved folder: all classes but the tokenizer
+CODE_FILES = ("configuration_elmo.py", "modeling_elmo.py")  # of a saved folder, beside that of the tokenizer
 BILM_CLASSES = {"ELMoModel", "ELMoForPreTraining"}
 
 # Files that make a folder a sentence-transformers model: its own `Transformer` module, which calls our method
@@ -325,8 +325,9 @@ class ELMoConfig(PreTrainedConfig):
             name = next((name for name in names if name in (self.architectures or [])), names[0])
             if auto_map.get(auto_class, name).rpartition(".")[2] not in names:
                 continue
-            if code_of_folder(CODE_FILE):
-                auto_map[auto_class] = f"{Path(CODE_FILE).stem}.{name}"
+            if code_of_folder(*CODE_FILES):
+                file = CODE_FILES[auto_class != "AutoConfig"]
+                auto_map[auto_class] = f"{Path(file).stem}.{name}"
             else:
                 auto_map.pop(auto_class, None)
         return auto_map
@@ -338,7 +339,7 @@ class ELMoConfig(PreTrainedConfig):
         through this method. With `push_to_hub` they upload what it writes.
         """
         self.auto_map = self.auto_map_of_folder()
-        with saved_code(save_directory, CODE_FILE, CONFIG_NAME):
+        with saved_code(save_directory, CONFIG_NAME, *CODE_FILES):
             super().save_pretrained(save_directory, *args, **kwargs)
         is_bilm = bool(BILM_CLASSES & set(self.architectures or []))
         if is_bilm and not Path(save_directory, "modules.json").exists():
@@ -348,6 +349,11 @@ class ELMoConfig(PreTrainedConfig):
                 if "pooling_mode" in content:
                     content = {"embedding_dimension": self.hidden_size, **content}
                 path.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
+
+    def _upload_modified_files(self, working_dir, repo_id, files_timestamps: dict[str, float], **options):
+        for name in CODE_FILES:  # written before the stock method noted the times of the files
+            files_timestamps.pop(name, None)
+        return super()._upload_modified_files(working_dir, repo_id, files_timestamps, **options)
 
     def _refuse_near_misses(self, kwargs: dict[str, Any]):
         fields = [name for name in type(self).__annotations__ if name not in PreTrainedConfig.__annotations__]

@@ -19,30 +19,32 @@ NO_SOURCES = (
 )
 
 
-def code_of_folder(name: str) -> bytes | None:
-    """The file of this name for a folder: this file, if it was generated, or what the package generates.
+def code_of_folder(*names: str) -> dict[str, bytes]:
+    """The files of code for a folder, by name, as the package generates them. Empty if it is installed without sources.
 
-    None where the package is installed without sources.
+    A generated file gives itself only: transformers copies the file of the class that it saves, and what it imports.
     """
-    if Path(__file__).name == name:
-        return Path(__file__).read_bytes()
-    return import_module(".shipping", __package__).generate(name)
+    place = Path(__file__)
+    if place.name in names:
+        return {place.name: place.read_bytes()}
+    generate = import_module(".shipping", __package__).generate
+    return {name: code for name in names if (code := generate(name))}
 
 
 @contextmanager
-def saved_code(folder: str | os.PathLike, name: str, config_name: str) -> Iterator[None]:
-    """Writes the file of code, and after the configuration is written too, names the files that it leaves behind."""
-    place = Path(folder)
+def saved_code(folder: str | os.PathLike, config_name: str, *names: str) -> Iterator[None]:
+    """Writes the files of code, and after the configuration is written too, names the files that it leaves behind."""
+    place, code = Path(folder), code_of_folder(*names)
     before = code_files(place, config_name)
     place.mkdir(parents=True, exist_ok=True)
-    if code := code_of_folder(name):
-        (place / name).write_bytes(code)
-    else:
+    for name, content in code.items():
+        (place / name).write_bytes(content)
+    if not code:
         logger.warning_once(NO_SOURCES)
     yield
     if left := sorted(before - code_files(place, config_name)):
-        files = ", ".join(left)
-        logger.warning(f"{folder}: the code is in {name} now, and nothing reads {files} any more; delete these files.")
+        old, new = ", ".join(left), " and ".join(names)
+        logger.warning(f"{folder}: the code is in {new} now, and nothing reads {old} any more; delete these files.")
 
 
 def code_files(folder: Path, config_name: str) -> set[str]:

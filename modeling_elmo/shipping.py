@@ -1,4 +1,4 @@
-"""Generates the code that travels with a checkpoint: two files, each with all code of the package that it needs.
+"""Generates the code that travels with a checkpoint: three files with all code of the package that it needs.
 
 A section is a file of the package, after the files that it imports. Its relative imports are left out, because all
 names are in one file, and its other imports are merged at the top. So files that travel import each other only as
@@ -15,18 +15,23 @@ from typing import NamedTuple
 
 import modeling_elmo
 
-# The configuration is part of the model's file: transformers copies the one file of the class that it saves, and keeps
-# one module of it. With two files, a folder could have them in different versions.
+# The configuration has a file of its own, which the file of the models imports: transformers loads it, and parses its
+# file, with each tokenizer and each model.
 MODULES = {
+    "configuration_elmo.py": ("configuration_elmo",),
     "modeling_elmo.py": (
         *("modeling_elmo", "modeling_elmo_causal", "modeling_elmo_heads", "pipeline_elmo"),
         *("modeling_elmo_roles", "pipeline_elmo_roles", "modeling_elmo_coreference", "pipeline_elmo_coreference"),
     ),
     "tokenization_elmo.py": ("tokenization.tokenization_elmo",),
 }
-TITLES = {"modeling_elmo.py": "ELMo, its task models and pipelines", "tokenization_elmo.py": "The tokenizer of ELMo"}
+TITLES = {
+    "configuration_elmo.py": "The configuration of ELMo",
+    "modeling_elmo.py": "ELMo, its task models and pipelines",
+    "tokenization_elmo.py": "The tokenizer of ELMo",
+}
 FIRST_LINE = "# modeling_elmo {version}, generated; SHA-256 of the sections: {digest}\n"
-ABOUT = '''"""{title}, in one file that needs nothing else of the package.
+ABOUT = '''"""{title}, in one file of sections.
 
 To change it, change the package modeling_elmo, whose license is Apache-2.0. Line and title of each section:
 
@@ -48,10 +53,10 @@ class Section(NamedTuple):
 def generate(name: str) -> bytes | None:
     """A file of `MODULES`, or None if the package is installed without sources."""
     found: dict[str, Section] = {}
-    if not all(_add(f"{modeling_elmo.__name__}.{module}", found) for module in MODULES[name]):
+    if not all(_add(f"{modeling_elmo.__name__}.{module}", found, name) for module in MODULES[name]):
         return None
     sections = list(found.values())
-    imports, bodies = _merged_imports(sections), list(map(_body, sections))
+    imports, bodies = _merged_imports(sections, name), list(map(_body, sections))
     line = 3 + ABOUT.count("\n") + len(sections) + imports.count("\n")
     contents = []
     for section, body in zip(sections, bodies, strict=True):
@@ -67,9 +72,14 @@ def first_line(version: str, sections: bytes) -> bytes:
     return FIRST_LINE.format(version=version, digest=hashlib.sha256(sections).hexdigest()).encode()
 
 
-def _add(module: str, found: dict[str, Section]) -> bool:
+def _is_other_file(module: str, name: str) -> bool:
+    """Whether a module is in another generated file, and imported from there."""
+    return f"{module.rpartition('.')[2]}.py" in MODULES.keys() - {name}
+
+
+def _add(module: str, found: dict[str, Section], name: str) -> bool:
     """Adds a file of the package after the files that it imports, or returns False if it has no source."""
-    if module in found:
+    if module in found or _is_other_file(module, name):
         return True
     spec = find_spec(module)
     source = getattr(spec.loader, "get_source", lambda _: None)(module) if spec else None
@@ -77,7 +87,7 @@ def _add(module: str, found: dict[str, Section]) -> bool:
         return False
     tree = ast.parse(source)
     ours = [node for node in tree.body if isinstance(node, ast.ImportFrom) and node.level]
-    if not all(_add(resolve_name(f"{'.' * node.level}{node.module}", spec.parent), found) for node in ours):
+    if not all(_add(resolve_name(f"{'.' * node.level}{node.module}", spec.parent), found, name) for node in ours):
         return False
     found[module] = Section(module.rpartition(".")[2], source, tree)
     return True
@@ -98,31 +108,35 @@ def _is_check(node: ast.stmt) -> bool:
     return isinstance(call, ast.Call) and ast.unparse(call.func) == "require_version"
 
 
-def _merged_imports(sections: list[Section]) -> str:
-    """The check of transformers' version, whose error explains those of the next imports, and all other imports."""
+def _merged_imports(sections: list[Section], name: str) -> str:
+    """The check of transformers' version, whose error explains those of later imports, and all other imports."""
     checks: dict[str, None] = {}
-    whole: set[str] = set()
+    modules: set[str] = set()
     names: dict[str, set[str]] = {}
     for section in sections:
         for node in section.tree.body:
             if _is_check(node):
                 checks[section.source.splitlines()[node.lineno - 1]] = None
             elif isinstance(node, ast.Import):
-                whole |= {ast.unparse(alias) for alias in node.names}
+                modules |= {ast.unparse(alias) for alias in node.names}
             elif isinstance(node, ast.ImportFrom) and not node.level:
                 names.setdefault(str(node.module), set()).update(map(ast.unparse, node.names))
-    module = "transformers.utils.versions"
-    lines = [*_from_import(module, names.pop(module)), "", *checks]
-    for of_python in (True, False):
-        lines.append("")
-        lines += [f"import {name}" for name in sorted(whole) if _is_of_python(name) == of_python]
-        for module in sorted(names):
-            lines += _from_import(module, names[module]) if _is_of_python(module) == of_python else ()
-    return "\n".join([*lines, ""])
+            elif isinstance(node, ast.ImportFrom) and _is_other_file(str(node.module), name):
+                names.setdefault(f".{node.module}", set()).update(map(ast.unparse, node.names))
+    blocks: list[list[str]] = [[], [], []]
+    for module in sorted(modules):
+        blocks[_rank(module)].append(f"import {module}")
+    for module in sorted(names):
+        blocks[_rank(module)] += _from_import(module, names[module])
+    blocks.insert(1, list(checks))
+    return "\n\n".join("\n".join(block) for block in blocks if block) + "\n"
 
 
-def _is_of_python(module: str) -> bool:
-    return module.partition(".")[0] in sys.stdlib_module_names
+def _rank(module: str) -> int:
+    """0: what checks the version of transformers, here or in another file; 1: Python's own modules; 2: all others."""
+    if module.startswith(".") or module == "transformers.utils.versions":
+        return 0
+    return 1 if module.partition(".")[0] in sys.stdlib_module_names else 2
 
 
 def _from_import(module: str, names: set[str]) -> Iterator[str]:

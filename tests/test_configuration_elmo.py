@@ -81,6 +81,7 @@ def test_every_saved_value_is_kept(tmp_path, architectures):
 def test_a_saved_folder_names_its_own_code(tmp_path):
     """Folders of the Hub may name a repository. Classes that are not ours keep their file."""
     auto_map = {auto_class: f"modeling_elmo.{names[0]}" for auto_class, names in AUTO_CLASS_NAMES.items()}
+    auto_map["AutoConfig"] = "configuration_elmo.ELMoConfig"
     given = {auto_class: f"someone/elmo--{reference}" for auto_class, reference in auto_map.items()}
     config = ELMoConfig.from_preset("tiny", auto_map=given)
     assert config.auto_map == given and not hasattr(ELMoConfig(), "auto_map")

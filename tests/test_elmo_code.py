@@ -4,11 +4,13 @@ import json
 import shutil
 from pathlib import Path
 
+import huggingface_hub
 import pytest
 import torch
 from clean_python import new_environment, run
 from transformers import AutoModelForQuestionAnswering, AutoTokenizer, pipeline
 
+import modeling_elmo
 from modeling_elmo import ELMoConfig, ELMoForQuestionAnswering, ELMoModel, ELMoTokenizer
 from modeling_elmo.shipping import generate
 
@@ -16,7 +18,7 @@ ARCHIVE = Path(__file__).parent / "fixtures" / "folder_of_19_files.zip"  # a sma
 QUESTION, CONTEXT = "Where is he?", "He is in London."
 # Printed by the version that saved the folder: the logits of the start, at "no answer" and at the context's words.
 STARTS = [0.0157, -0.0279, -0.0370, -0.0410, -0.0441, -0.0408]
-NEW = {"modeling_elmo.py", "tokenization_elmo.py"}
+NEW = {"configuration_elmo.py", "modeling_elmo.py", "tokenization_elmo.py"}
 OF_TOKENIZER = {"elmo_characters.py", "elmo_pretokenization.py"}
 
 
@@ -81,8 +83,8 @@ def test_saving_into_a_former_folder_leaves_its_code_and_names_it(folder, caplog
     model.save_pretrained(folder)
     [warning] = caplog.messages
     left = former.keys() - NEW - OF_TOKENIZER - {"elmo_script.py"}
-    expected = f"{folder}: the code is in modeling_elmo.py now, and nothing reads {', '.join(sorted(left))} any more; "
-    assert warning == f"{expected}delete these files." and len(left) == 15
+    beginning = f"{folder}: the code is in configuration_elmo.py and modeling_elmo.py now, and nothing reads"
+    assert warning == f"{beginning} {', '.join(sorted(left))} any more; delete these files." and len(left) == 14
     caplog.clear()
     tokenizer.save_pretrained(folder)
     [warning] = caplog.messages
@@ -95,7 +97,7 @@ def test_saving_into_a_former_folder_leaves_its_code_and_names_it(folder, caplog
     assert found == former | {name: generate(name) for name in NEW}
     config = json.loads((folder / "config.json").read_text())
     references = [*config["auto_map"].values(), config["custom_pipelines"]["question-answering"]["impl"]]
-    assert {reference.split(".")[0] for reference in references} == {"modeling_elmo"}
+    assert {reference.split(".")[0] for reference in references} == {"configuration_elmo", "modeling_elmo"}
     found = starts_of(ELMoForQuestionAnswering.from_pretrained(folder), tokenizer)
     torch.testing.assert_close(found, torch.tensor(STARTS), rtol=0, atol=1e-4)
 
@@ -125,6 +127,34 @@ def test_code_of_others_stays(tmp_path, monkeypatch):
     auto_map = json.loads((tmp_path / "saved" / "config.json").read_text())["auto_map"]
     assert auto_map["AutoModelForTokenClassification"] == "my_tagger.MyTagger"
     assert auto_map["AutoModel"] == "modeling_elmo.ELMoModel"
-    assert code_in(tmp_path / "saved") == {"modeling_elmo.py", "my_tagger.py"}
+    assert code_in(tmp_path / "saved") == {"configuration_elmo.py", "modeling_elmo.py", "my_tagger.py"}
     model.save_pretrained(tmp_path / "saved")
-    assert code_in(tmp_path / "saved") == {"modeling_elmo.py", "my_tagger.py"}
+    assert code_in(tmp_path / "saved") == {"configuration_elmo.py", "modeling_elmo.py", "my_tagger.py"}
+
+
+@pytest.mark.parametrize("kind", ["config", "model", "tokenizer"])
+def test_code_is_uploaded(tmp_path, monkeypatch, kind):
+    """Into a new folder, and into one that has it already."""
+    uploads = []
+    repository = type("Repository", (), {"repo_id": "someone/elmo"})
+    monkeypatch.setattr(huggingface_hub.HfApi, "create_repo", lambda *_, **__: repository)
+    monkeypatch.setattr(huggingface_hub.HfApi, "create_commit", lambda *_, operations, **__: uploads.extend(operations))
+    config = ELMoConfig.from_preset("tiny")
+    part = {"config": config, "model": ELMoModel(config), "tokenizer": ELMoTokenizer()}[kind]
+    for _ in range(2):
+        uploads.clear()
+        part.save_pretrained(str(tmp_path / "elmo"), push_to_hub=True)
+        code = {upload.path_in_repo for upload in uploads if upload.path_in_repo.endswith(".py")}
+        assert code == ({"tokenization_elmo.py"} if kind == "tokenizer" else NEW - {"tokenization_elmo.py"})
+
+
+def test_a_saved_pipeline_has_no_other_code(tmp_path):
+    """Its class is registered for a task, and in the file of the model."""
+    config = ELMoConfig.from_preset("tiny", task_num_layers=1)
+    for task, kind in (
+        ("extractive-question-answering", "ELMoForQuestionAnswering"),
+        ("coreference-resolution", "ELMoForCoreferenceResolution"),
+    ):
+        model = getattr(modeling_elmo, kind)(config)
+        pipeline(task, model=model, tokenizer=ELMoTokenizer()).save_pretrained(tmp_path / kind)
+        assert code_in(tmp_path / kind) == NEW

@@ -227,13 +227,17 @@ class ELMoTokenizer(TokenizersBackend):
     @property
     def _auto_map(self) -> dict[str, tuple[str, None]] | None:
         """For the stock method that saves: a folder names the class in its own code, if it has code."""
-        has_code = code_of_folder(self.code_file) is not None
-        return {"AutoTokenizer": (f"{Path(self.code_file).stem}.ELMoTokenizer", None)} if has_code else None
+        reference = f"{Path(self.code_file).stem}.ELMoTokenizer"
+        return {"AutoTokenizer": (reference, None)} if code_of_folder(self.code_file) else None
 
     def save_pretrained(self, save_directory: str | PathLike, *args, **kwargs) -> tuple[str, ...]:
         """Saves as the stock method does, and the tokenizer's code too."""
-        with saved_code(save_directory, self.code_file, TOKENIZER_CONFIG_FILE):
+        with saved_code(save_directory, TOKENIZER_CONFIG_FILE, self.code_file):
             return super().save_pretrained(save_directory, *args, **kwargs)
+
+    def _upload_modified_files(self, working_dir, repo_id, files_timestamps: dict[str, float], **options):
+        files_timestamps.pop(self.code_file, None)  # written before the stock method noted the times of the files
+        return super()._upload_modified_files(working_dir, repo_id, files_timestamps, **options)
 
     @property
     def char_vocab_size(self) -> int:
