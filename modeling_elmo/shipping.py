@@ -98,7 +98,8 @@ def _body(section: Section) -> str:
     lines, docstring = section.source.splitlines(), section.tree.body[0]
     for node in section.tree.body:
         if isinstance(node, (ast.Import, ast.ImportFrom)) or _is_check(node):
-            lines[node.lineno - 1 : node.end_lineno] = [""] * (node.end_lineno - node.lineno + 1)
+            for line in range(node.lineno - 1, node.end_lineno or 0):
+                lines[line] = ""
     head, rest = lines[: docstring.end_lineno], "\n".join(lines[docstring.end_lineno :])
     return "\n".join(["", "", f"# {section.name} ".ljust(120, "-"), "", *head, "", rest.strip(), ""])
 
