@@ -1,5 +1,6 @@
 """Experiments: arms and seeds, finished and stopped models, cached layers, ensembles, publishing."""
 
+import json
 import shutil
 from pathlib import Path
 from unittest.mock import MagicMock
