@@ -42,10 +42,9 @@ lint: $(VENV)/.dev  ## ruff (rules and format) and mypy
 	.ci/link_as_installed build/typed
 	$(BIN)/mypy
 
-format: $(VENV)/.dev  ## let ruff repair what it can, and copy the code into the shipped checkpoints
+format: $(VENV)/.dev  ## let ruff repair what it can
 	$(BIN)/ruff check --fix
 	$(BIN)/ruff format
-	$(BIN)/python .ci/copy_code
 
 bench: $(VENV)/.demo  ## correctness, and speed beside torch.nn.LSTM and BertTokenizer (minutes)
 	mkdir -p build

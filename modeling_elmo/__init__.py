@@ -10,7 +10,7 @@ _root = Path(__file__).resolve().parents[1]
 if (_root / "tokenization" / "tokenization_elmo.py").is_file():
     __path__.append(str(_root))
 
-from .configuration_elmo import ELMoConfig  # noqa: E402 (uses the path above)
+from .configuration_elmo import AUTO_CLASS_NAMES, ELMoConfig  # noqa: E402 (uses the path above)
 from .elmo_backends import elmo_backend  # noqa: E402
 from .elmo_operators import ELMoInt8Config  # noqa: E402
 from .elmo_scoring import ELMoPredictions, ELMoScores  # noqa: E402
@@ -38,38 +38,21 @@ from .tokenization.tokenization_elmo import ELMoTokenizer  # noqa: E402
 
 __version__ = "1.0.0"
 
-_has_sources = Path(__file__).with_suffix(".py").is_file()  # not if the package is compiled, zipped or frozen
-# Registered with the Auto classes of this process ...
 transformers.AutoConfig.register(ELMoConfig.model_type, ELMoConfig, exist_ok=True)
 transformers.AutoTokenizer.register(ELMoConfig, fast_tokenizer_class=ELMoTokenizer, exist_ok=True)
-for _auto_class, *_model_classes in (
-    (transformers.AutoModel, ELMoModel),
-    (transformers.AutoModelForPreTraining, ELMoForPreTraining),
-    (transformers.AutoModelForCausalLM, ELMoForCausalLM),
-    (
-        transformers.AutoModelForTokenClassification,
-        ELMoForTokenClassification,
-        ELMoForSemanticRoleLabeling,
-        ELMoForCoreferenceResolution,
-    ),
-    (transformers.AutoModelForSequenceClassification, ELMoForSequenceClassification),
-    (transformers.AutoModelForQuestionAnswering, ELMoForQuestionAnswering),
-):
-    # Of several classes, transformers takes the one that `architectures` of the configuration names, else the first.
-    _auto_class.register(ELMoConfig, tuple(_model_classes), exist_ok=True)
-    for _model_class in _model_classes if _has_sources else ():  # ... and saved with its code, for other processes.
-        _model_class.register_for_auto_class(_auto_class.__name__)
+for _auto_class, _names in AUTO_CLASS_NAMES.items():
+    if _auto_class != "AutoConfig":
+        _model_classes = tuple(globals()[name] for name in _names)
+        getattr(transformers, _auto_class).register(ELMoConfig, _model_classes, exist_ok=True)
 for _task, _pipeline_class, _auto_class in (  # transformers refuses "question-answering", a task that it removed
     ("extractive-question-answering", ELMoQuestionAnsweringPipeline, transformers.AutoModelForQuestionAnswering),
     ("semantic-role-labeling", ELMoSemanticRolePipeline, transformers.AutoModelForTokenClassification),
     ("coreference-resolution", ELMoCoreferencePipeline, transformers.AutoModelForTokenClassification),
 ):
     PIPELINE_REGISTRY.register_pipeline(_task, pipeline_class=_pipeline_class, pt_model=_auto_class, type="text")
+    del _pipeline_class._registered_impl  # else it would be saved with files of the package, beside the model's code
 # Not registered: every pipeline of this task that is saved would then include our code.
 PIPELINE_REGISTRY.supported_tasks["token-classification"]["impl"] = ELMoTokenClassificationPipeline
-if _has_sources:
-    ELMoConfig.register_for_auto_class()
-    ELMoTokenizer.register_for_auto_class()
 
 __all__ = [
     "ELMoConfig",

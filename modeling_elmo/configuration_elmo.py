@@ -10,11 +10,14 @@ from typing import Any, Literal
 import torch
 from huggingface_hub.dataclasses import strict
 from huggingface_hub.errors import StrictDataclassError
+from transformers.utils import CONFIG_NAME
 from transformers.utils.versions import require_version
 
 require_version("transformers>=5.17")  # here, because an older version lacks the next import
 
 from transformers import PreTrainedConfig
+
+from .elmo_code import code_of_folder, saved_code
 
 # The released model sizes (https://allenai.org/allennlp, options.json of each), and a size for tests.
 PRESETS: dict[str, dict[str, Any]] = {
@@ -29,22 +32,22 @@ PRESETS: dict[str, dict[str, Any]] = {
     "original": {},
 }
 
-# `save_pretrained` records only the class that it saves. With the whole map, every folder loads under every Auto class,
-# with or without the package.
-AUTO_MAP = {
-    "AutoConfig": "configuration_elmo.ELMoConfig",
-    "AutoModel": "modeling_elmo.ELMoModel",
-    "AutoModelForPreTraining": "modeling_elmo.ELMoForPreTraining",
-    "AutoModelForCausalLM": "modeling_elmo_causal.ELMoForCausalLM",
-    "AutoModelForTokenClassification": "modeling_elmo_heads.ELMoForTokenClassification",
-    "AutoModelForSequenceClassification": "modeling_elmo_heads.ELMoForSequenceClassification",
-    "AutoModelForQuestionAnswering": "modeling_elmo_heads.ELMoForQuestionAnswering",
+# The classes of each Auto class, under all of which every folder loads. If there are several, a folder loads the class
+# that `architectures` of its configuration names, or else the first.
+AUTO_CLASS_NAMES = {
+    "AutoConfig": ("ELMoConfig",),
+    "AutoModel": ("ELMoModel",),
+    "AutoModelForPreTraining": ("ELMoForPreTraining",),
+    "AutoModelForCausalLM": ("ELMoForCausalLM",),
+    "AutoModelForTokenClassification": (
+        "ELMoForTokenClassification",
+        "ELMoForSemanticRoleLabeling",
+        "ELMoForCoreferenceResolution",
+    ),
+    "AutoModelForSequenceClassification": ("ELMoForSequenceClassification",),
+    "AutoModelForQuestionAnswering": ("ELMoForQuestionAnswering",),
 }
-# Classes that share an Auto class with one of the map. Only the folders of such a class name it there.
-OTHER_REFERENCES = (
-    "modeling_elmo_coreference.ELMoForCoreferenceResolution",
-    "modeling_elmo_roles.ELMoForSemanticRoleLabeling",
-)
+CODE_FILES = ("configuration_elmo.py", "modeling_elmo.py")  # of a saved folder, beside that of the tokenizer
 BILM_CLASSES = {"ELMoModel", "ELMoForPreTraining"}
 
 # Files that make a folder a sentence-transformers model: its own `Transformer` module, which calls our method
@@ -234,7 +237,6 @@ class ELMoConfig(PreTrainedConfig):
     def __post_init__(self, **kwargs):
         self._refuse_near_misses(kwargs)
         hidden_size = kwargs.pop("hidden_size", None)
-        kwargs["auto_map"] = {**AUTO_MAP, **(kwargs.get("auto_map") or {})}  # a copy: saving writes into it
         is_dtype = isinstance(self.dtype, torch.dtype) or isinstance(getattr(torch, str(self.dtype), None), torch.dtype)
         _check(self.dtype is None or is_dtype, "dtype", self.dtype, "the name of a dtype of torch, such as 'float32'")
         labels = kwargs.get("num_labels") or 0
@@ -317,21 +319,29 @@ class ELMoConfig(PreTrainedConfig):
     def to_dict(self) -> dict[str, Any]:
         return {**super().to_dict(), "hidden_size": self.hidden_size}
 
-    def use_code_of_folder(self):
-        """Resets our classes in the Auto map, without repository names: they are in the folder that is being saved.
-
-        transformers then writes the class that it saves.
-        """
-        for auto_class, reference in AUTO_MAP.items():
-            if self.auto_map[auto_class].rpartition("--")[2] in {reference, *OTHER_REFERENCES}:
-                self.auto_map[auto_class] = reference
+    def auto_map_of_folder(self) -> dict[str, str]:
+        """The Auto map for a folder that is being saved, whose code has all our classes. Classes of others stay."""
+        auto_map = dict(getattr(self, "auto_map", None) or {})
+        for auto_class, names in AUTO_CLASS_NAMES.items():
+            name = next((name for name in names if name in (self.architectures or [])), names[0])
+            if auto_map.get(auto_class, name).rpartition(".")[2] not in names:
+                continue
+            if code_of_folder(*CODE_FILES):
+                file = CODE_FILES[auto_class != "AutoConfig"]
+                auto_map[auto_class] = f"{Path(file).stem}.{name}"
+            else:
+                auto_map.pop(auto_class, None)
+        return auto_map
 
     def save_pretrained(self, save_directory: str | os.PathLike, *args, **kwargs):
-        """Saves the configuration. For a biLM, also saves the files of sentence-transformers, if they are missing.
+        """Saves the configuration and the code of the models, and names their classes in the Auto map.
 
-        Models save their configuration through this method. With `push_to_hub` they upload what it writes.
+        For a biLM, also saves the files of sentence-transformers, if they are missing. Models save their configuration
+        through this method. With `push_to_hub` they upload what it writes.
         """
-        super().save_pretrained(save_directory, *args, **kwargs)
+        self.auto_map = self.auto_map_of_folder()
+        with saved_code(save_directory, CONFIG_NAME, *CODE_FILES):
+            super().save_pretrained(save_directory, *args, **kwargs)
         is_bilm = bool(BILM_CLASSES & set(self.architectures or []))
         if is_bilm and not Path(save_directory, "modules.json").exists():
             for name, content in SENTENCE_TRANSFORMERS_FILES.items():
@@ -340,6 +350,11 @@ class ELMoConfig(PreTrainedConfig):
                 if "pooling_mode" in content:
                     content = {"embedding_dimension": self.hidden_size, **content}
                 path.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
+
+    def _upload_modified_files(self, working_dir, repo_id, files_timestamps: dict[str, float], **options):
+        for name in CODE_FILES:  # written before the stock method noted the times of the files
+            files_timestamps.pop(name, None)
+        return super()._upload_modified_files(working_dir, repo_id, files_timestamps, **options)
 
     def _refuse_near_misses(self, kwargs: dict[str, Any]):
         fields = [name for name in type(self).__annotations__ if name not in PreTrainedConfig.__annotations__]

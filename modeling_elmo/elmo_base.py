@@ -1,17 +1,13 @@
 """The base class of all ELMo models: loading, saving, initialization, changes of the vocabulary, weights in 8 bits."""
 
-import os
-import sys
 from collections.abc import Sequence
 from inspect import signature
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 from transformers import initialization as init
-from transformers.dynamic_module_utils import get_relative_import_files
 from transformers.utils import logging
 
 from .configuration_elmo import ELMoConfig
@@ -22,20 +18,7 @@ from .elmo_lstm import ELMoLSTMLayer
 from .elmo_operators import ELMoInt8Config, ELMoInt8Quantizer, Int8Linear, int8_obstacle, replace_linears
 from .elmo_softmax import ELMoSoftmax, chosen_rows
 
-if TYPE_CHECKING:  # saved with every model: the Auto map of the configuration names its heads
-    from .modeling_elmo_causal import ELMoForCausalLM  # noqa: F401
-    from .modeling_elmo_heads import ELMoTaskModel  # noqa: F401
-
 logger = logging.get_logger(__name__)
-
-
-# Code that every saved folder had once. The first six files travel with one head now, the others are parts of others.
-FORMER_CODE = (
-    *("modeling_elmo_roles.py", "pipeline_elmo_roles.py", "elmo_head_interleaved.py"),
-    *("modeling_elmo_coreference.py", "pipeline_elmo_coreference.py", "elmo_head_spans.py"),
-    *("elmo_batches.py", "elmo_export.py", "elmo_int8.py", "elmo_threads.py", "elmo_head_classifiers.py"),
-    *("elmo_head_crf.py", "elmo_head_features.py", "elmo_head_reader.py", "elmo_head_recurrence.py"),
-)
 
 
 class ELMoPreTrainedModel(PreTrainedModel):
@@ -74,33 +57,12 @@ class ELMoPreTrainedModel(PreTrainedModel):
         return (model, info) if output_loading_info else model
 
     def save_pretrained(self, *args, **kwargs):
-        """Saves the model with its code. The configuration names the classes and pipelines in the saved folder.
-
-        Without its code, and with a warning, where the package is installed without sources.
-        """
-        if not Path(__file__).with_suffix(".py").is_file():
-            logger.warning(
-                "The model is saved without its code, because this installation has no sources. It loads only where "
-                "modeling_elmo is installed; leave out trust_remote_code there."
-            )
-        self.config.use_code_of_folder()
+        """Saves the model with its code. The configuration names the classes and pipelines in the saved folder."""
         if self.custom_pipelines:
             self.config.custom_pipelines = self.custom_pipelines
         elif hasattr(self.config, "custom_pipelines"):  # from a checkpoint of another class
             del self.config.custom_pipelines
         super().save_pretrained(*args, **kwargs)
-        self._remove_former_code(*args, **kwargs)
-
-    def _remove_former_code(self, save_directory: str | os.PathLike, *_: Any, **__: Any):
-        """Removes code from a folder that neither this class nor the folder's tokenizer needs any more."""
-        if self._auto_class is None or type(self).__module__ == "__main__":  # saved without code
-            return
-        roots = Path(str(sys.modules[type(self).__module__].__file__)).name, "tokenization_elmo.py"
-        files = [str(path) for path in (Path(save_directory, name) for name in roots) if path.is_file()]
-        needed = {Path(path).name for file in files for path in (file, *get_relative_import_files(file))}
-        for name in FORMER_CODE:
-            if name not in needed:
-                Path(save_directory, name).unlink(missing_ok=True)
 
     def quantize(self) -> "ELMoPreTrainedModel":
         """Stores the linear layers of the biLM in 8 bits, in place, and returns the model: for inference on CPU.

@@ -4,7 +4,6 @@ Shape suffixes: S sentences of the document; T time; W words of the document; M 
 """
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
@@ -15,9 +14,6 @@ from .elmo_head_layers import PackedTexts, TaskLSTM
 from .elmo_head_spans import RankedSpans, SpanRanker, gold_clusters, marginal_loss, mention_loss, predicted_clusters
 from .elmo_inputs import check_ids, check_range, word_mask
 from .modeling_elmo_heads import HEAD_PARTS, ELMoTaskModel, reads_batch
-
-if TYPE_CHECKING:  # saved with this head, because `custom_pipelines` names it
-    from .pipeline_elmo_coreference import ELMoCoreferencePipeline  # noqa: F401
 
 
 @dataclass
@@ -55,7 +51,7 @@ class ELMoForCoreferenceResolution(ELMoTaskModel):
 
     custom_pipelines = {
         "coreference-resolution": {
-            "impl": "pipeline_elmo_coreference.ELMoCoreferencePipeline",
+            "impl": "modeling_elmo.ELMoCoreferencePipeline",
             "pt": ["AutoModelForTokenClassification"],
         }
     }

@@ -12,7 +12,7 @@ width of an ELMo vector; H width of the encoder's output; K labels.
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import wraps
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -50,9 +50,6 @@ from .elmo_inputs import (
     word_mask,
 )
 from .modeling_elmo import ELMoModel, ELMoPreTrainedModel, ScalarMix
-
-if TYPE_CHECKING:  # saved with every head, because `custom_pipelines` names it
-    from .pipeline_elmo import ELMoQuestionAnsweringPipeline  # noqa: F401
 
 LONGEST_ROW = 2**14  # tokens; to compare two such texts takes 1 GB
 
@@ -571,7 +568,7 @@ class ELMoForQuestionAnswering(ELMoTaskModel):
     default_elmo_placement = "both"
     custom_pipelines = {
         "question-answering": {
-            "impl": "pipeline_elmo.ELMoQuestionAnsweringPipeline",
+            "impl": "modeling_elmo.ELMoQuestionAnsweringPipeline",
             "pt": ["AutoModelForQuestionAnswering"],
         }
     }

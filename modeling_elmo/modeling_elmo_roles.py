@@ -5,7 +5,6 @@ distinct texts.
 """
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import torch
 import torch.nn.functional as F
@@ -19,9 +18,6 @@ from .elmo_head_interleaved import InterleavedLSTM
 from .elmo_head_layers import UNKNOWN, TaskLSTM, Texts, check_bio, decode_labels, rows_as_texts
 from .elmo_inputs import check_ids, check_range, pad, unpad, word_mask
 from .modeling_elmo_heads import HEAD_PARTS, ELMoTaskModel, reads_batch
-
-if TYPE_CHECKING:  # saved with this head, because `custom_pipelines` names it
-    from .pipeline_elmo_roles import ELMoSemanticRolePipeline  # noqa: F401
 
 MARK_SIZE = 100  # width of the vector that marks the predicate (He et al. 2017)
 NO_WORD = -1e4  # score of a predicate where there is no word: probability 0, also in half precision
@@ -62,7 +58,7 @@ class ELMoForSemanticRoleLabeling(ELMoTaskModel):
     network = "roles"
     custom_pipelines = {
         "semantic-role-labeling": {
-            "impl": "pipeline_elmo_roles.ELMoSemanticRolePipeline",
+            "impl": "modeling_elmo.ELMoSemanticRolePipeline",
             "pt": ["AutoModelForTokenClassification"],
         }
     }

@@ -5,7 +5,8 @@
 
 Files have a word and its tag in each line, and an empty line between sentences; `--dataset NAME` reads a data set with
 the columns `tokens` and `ner_tags` instead. `elmo ner` adds what this script leaves out: other formats and tag schemes,
-words of the training data, records, a card with figures, and resuming with the same data and settings only.
+words of the training data, records, a card with figures, and resuming with the same data and settings only. If the
+model's folder has its code, delete `import modeling_elmo`; the script then needs only transformers.
 """
 
 from dataclasses import dataclass, field
@@ -24,6 +25,8 @@ from transformers import (
     TrainingArguments,
     set_seed,
 )
+
+import modeling_elmo  # noqa: F401 (registers ELMo; folders of `model_cards/` have no code)
 
 IGNORED = -100  # label of the markers and of padding, which the loss leaves out
 

@@ -1,12 +1,10 @@
 """The house as its imports show it: programs apart from parts, arrows in one direction, one meaning per name."""
 
 import ast
-import sys
 from graphlib import TopologicalSorter
 from pathlib import Path
 
 import pytest
-from transformers.dynamic_module_utils import get_relative_imports
 
 from modeling_elmo.run_scripts.modeling_elmo_cli import PROGRAMS
 
@@ -16,8 +14,7 @@ PACKAGES = {
     "tokenization": "modeling_elmo.tokenization",
     "run_scripts": "modeling_elmo.run_scripts",
 }
-NOT_SHIPPED = ("__init__", "prediction_")  # all other files travel with a checkpoint
-SHIPPED_IMPORTS = {"torch", "transformers", "tokenizers", "huggingface_hub", "safetensors", "numpy"}
+STAY = {"__init__", "prediction_elmo", "shipping"}  # all other files of the package travel with a checkpoint
 # A part may import parts of a lower floor, and of its own sub-package.
 FLOORS = {"program": 0, "cards": 1, "vectors": 2, "pretraining": 2, "fine_tuning": 3}
 FLOORS |= {"explorer": 3, "experiments": 4, "benchmarks": 4}
@@ -43,17 +40,10 @@ RUN_SCRIPTS = PACKAGES["run_scripts"] + "."
 IS_PROGRAM = {module: path.parent == ROOT / "run_scripts" and path.stem != "__init__" for module, path in FILES.items()}
 
 
-def is_type_checking(node: ast.AST) -> bool:
-    return isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING"
-
-
 def imports_of(module: str) -> set[str]:
-    """Full names of all modules that a file imports, also inside functions, but not for annotations alone."""
+    """Full names of all modules that a file imports, also inside functions."""
     found = set()
-    unread = {id(inner) for node in ast.walk(TREES[module]) if is_type_checking(node) for inner in ast.walk(node)}
     for node in ast.walk(TREES[module]):
-        if id(node) in unread:
-            continue
         if isinstance(node, ast.Import):
             found |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom):
@@ -76,7 +66,7 @@ def sub_package(module: str) -> str | None:
 
 def is_shipped(module: str) -> bool:
     path = FILES[module]
-    return path.parent.name in ("modeling_elmo", "tokenization") and not path.stem.startswith(NOT_SHIPPED)
+    return path.parent.name in ("modeling_elmo", "tokenization") and path.stem not in STAY
 
 
 def test_the_imports_are_read():
@@ -118,27 +108,17 @@ def test_the_package_imports_no_scripts():
 
 
 @pytest.mark.parametrize("module", [module for module in FILES if is_shipped(module)])
-def test_what_travels_with_a_checkpoint(module):
-    """Siblings by `from .sibling import name`, six packages, and optional packages inside `try` or a function."""
-    tree, path = TREES[module], FILES[module]
-    relative = [node for node in ast.walk(tree) if isinstance(node, ast.ImportFrom) and node.level]
-    for node in relative:
-        assert node.level == 1 and node.module and (path.parent / f"{node.module}.py").is_file(), ast.unparse(node)
-    # A regular expression, for which a line of a docstring may be an import, decides what transformers copies.
-    assert set(get_relative_imports(path)) == {node.module for node in relative}
-    top = [node for node in tree.body if isinstance(node, (ast.Import, ast.ImportFrom))]
-    absolute = [node for node in top if not getattr(node, "level", 0)]
-    names = {alias.name for node in absolute if isinstance(node, ast.Import) for alias in node.names}
-    names |= {str(node.module) for node in absolute if isinstance(node, ast.ImportFrom)}
-    roots = {name.partition(".")[0] for name in names}
-    assert roots - sys.stdlib_module_names <= SHIPPED_IMPORTS
+def test_files_that_travel_import_names_of_each_other(module):
+    """They become sections of one file (`shipping.py`), where no module has a name: no `from . import module`."""
+    tree = TREES[module]
+    ours = [node for node in ast.walk(tree) if isinstance(node, ast.ImportFrom) and node.level]
+    for node in ours:
+        assert node in tree.body and node.module, ast.unparse(node)
+        assert not any(alias.asname for alias in node.names), ast.unparse(node)
+        assert not {alias.name for alias in node.names} & {path.stem for path in FILES.values()}, ast.unparse(node)
     everywhere = {name.partition(".")[0] for name in IMPORTS[module] - FILES.keys()}
     assert not everywhere & set(PACKAGES), "an absolute import of ours breaks in a checkpoint's folder"
-
-
-def test_file_names_are_unique_where_they_are_flattened():
-    stems = [FILES[module].stem for module in FILES if is_shipped(module)]
-    assert len(stems) == len(set(stems))
+    assert OURS[module] <= {name for name in FILES if is_shipped(name)}, "what it imports does not travel"
 
 
 def names_defined_in(module: str) -> set[str]:

@@ -12,7 +12,7 @@ from transformers import AutoConfig, PreTrainedConfig
 
 import modeling_elmo
 from modeling_elmo import ELMoConfig
-from modeling_elmo.configuration_elmo import AUTO_MAP, FIELD_OF_NAME, PRESETS
+from modeling_elmo.configuration_elmo import AUTO_CLASS_NAMES, FIELD_OF_NAME, PRESETS
 
 FIELDS = set(ELMoConfig.__annotations__) - set(PreTrainedConfig.__annotations__)
 
@@ -80,16 +80,16 @@ def test_every_saved_value_is_kept(tmp_path, architectures):
 
 def test_a_saved_folder_names_its_own_code(tmp_path):
     """Folders of the Hub may name a repository. Classes that are not ours keep their file."""
-    given = {name: f"someone/elmo--{reference}" for name, reference in AUTO_MAP.items()}
+    auto_map = {auto_class: f"modeling_elmo.{names[0]}" for auto_class, names in AUTO_CLASS_NAMES.items()}
+    auto_map["AutoConfig"] = "configuration_elmo.ELMoConfig"
+    given = {auto_class: f"someone/elmo--{reference}" for auto_class, reference in auto_map.items()}
     config = ELMoConfig.from_preset("tiny", auto_map=given)
-    assert config.auto_map == given
+    assert config.auto_map == given and not hasattr(ELMoConfig(), "auto_map")
     modeling_elmo.ELMoModel(config).save_pretrained(tmp_path)
-    assert json.loads((tmp_path / "config.json").read_text())["auto_map"] == AUTO_MAP
-    assert ELMoConfig().auto_map == AUTO_MAP and all(
-        hasattr(modeling_elmo, name.split(".")[1]) for name in AUTO_MAP.values()
-    )
+    assert json.loads((tmp_path / "config.json").read_text())["auto_map"] == auto_map
+    assert all(hasattr(modeling_elmo, name) for names in AUTO_CLASS_NAMES.values() for name in names)
     mine = {"AutoModelForTokenClassification": "mine.MyTagger", "AutoModelForMaskedLM": "someone/elmo--other.Model"}
-    assert ELMoConfig(auto_map=mine).auto_map == {**AUTO_MAP, **mine}
+    assert ELMoConfig(auto_map=mine).auto_map_of_folder() == {**auto_map, **mine}
 
 
 @pytest.mark.parametrize("name, meant", [("cel_clip", "cell_clip"), *FIELD_OF_NAME.items()])

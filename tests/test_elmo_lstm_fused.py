@@ -17,6 +17,7 @@ from test_elmo_lstm import make_batch, make_config, make_lstm, run
 from modeling_elmo import ELMoModel, elmo_backend, elmo_lstm_fused
 from modeling_elmo.elmo_backends import fused_obstacle
 from modeling_elmo.elmo_lstm_fused import cell_backward, cell_forward
+from modeling_elmo.shipping import generate
 
 
 @pytest.mark.parametrize("most", [1, 600, 1 << 28])
@@ -133,7 +134,7 @@ def test_triton_kernels_equal_their_definition(width, dtype, clip):
 COMPILE = """
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource, compile
-from modeling_elmo.elmo_lstm_fused import _backward_in_triton, _forward_in_triton
+from MODULE import _backward_in_triton, _forward_in_triton
 
 for kernel in (_forward_in_triton, _backward_in_triton):
     names = kernel.arg_names[: kernel.arg_names.index("sequences")]
@@ -147,11 +148,15 @@ for kernel in (_forward_in_triton, _backward_in_triton):
 
 
 @pytest.mark.slow
-def test_triton_kernels_compile_for_a_gpu():
-    """Without a GPU. The interpreter takes more Python than the compiler."""
+@pytest.mark.parametrize("module", ["modeling_elmo.elmo_lstm_fused", "generated"])
+def test_triton_kernels_compile_for_a_gpu(module, tmp_path):
+    """Without a GPU. The interpreter takes more Python than the compiler. Triton reads the source of a kernel."""
     pytest.importorskip("triton", reason="triton is not installed")
-    environment = {**os.environ, "TRITON_INTERPRET": "0", "PYTHONPATH": str(Path(__file__).parents[1])}
-    done = subprocess.run([sys.executable, "-c", COMPILE], env=environment, capture_output=True, text=True)
+    (tmp_path / "generated.py").write_bytes(generate("modeling_elmo.py"))
+    path = os.pathsep.join([str(Path(__file__).parents[1]), str(tmp_path)])
+    environment = {**os.environ, "TRITON_INTERPRET": "0", "PYTHONPATH": path}
+    code = COMPILE.replace("MODULE", module)
+    done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True)
     sizes = done.stdout.split()
     assert len(sizes) == 6 and all(int(size) > 0 for size in sizes), done.stderr[-2000:]
 

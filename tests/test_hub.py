@@ -19,8 +19,9 @@ from hub_server import TOKENS, Hub
 ROOT = Path(__file__).parents[1]
 ORIGINAL = ROOT / "tests" / "fixtures" / "elmo_fixtures" / "allennlp"
 STORED_TOKEN, GIVEN_TOKEN = TOKENS  # in the author's environment; as an option
-WEIGHTS = {"model.safetensors", "config.json", "configuration_elmo.py", "modeling_elmo.py", "elmo_lstm.py"}
-TOKENIZER = {"tokenizer.json", "tokenizer_config.json", "tokenization_elmo.py", "elmo_characters.py"}
+CODE = {"configuration_elmo.py", "modeling_elmo.py", "tokenization_elmo.py"}
+WEIGHTS = {"model.safetensors", "config.json", "configuration_elmo.py", "modeling_elmo.py"}
+TOKENIZER = {"tokenizer.json", "tokenizer_config.json", "tokenization_elmo.py"}
 
 pytestmark = pytest.mark.slow  # starts a fresh interpreter with torch
 
@@ -99,6 +100,7 @@ def assert_was_pushed(hub: Hub, repo: str, token: str):
     """Checks that the upload is complete and used this token."""
     files = hub.repositories[repo].files
     assert files.keys() >= WEIGHTS | TOKENIZER | {"README.md"}
+    assert {name for name in files if name.endswith(".py")} == CODE
     for file, auto_class in {"config.json": "AutoModel", "tokenizer_config.json": "AutoTokenizer"}.items():
         assert auto_class in json.loads(files[file])["auto_map"]
     wrote = [request for request in hub.requests if re.match(f"/api/models/{repo}/commit/", request.path)]

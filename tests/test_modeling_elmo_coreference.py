@@ -269,7 +269,7 @@ def test_saving_and_loading(tmp_path):
         loaded = auto_class.from_pretrained(tmp_path)
         assert type(loaded) is ELMoForCoreferenceResolution and loaded.config.train_singletons
         torch.testing.assert_close(loaded(**batch).antecedent_scores, model(**batch).antecedent_scores)
-    reference = "modeling_elmo_coreference.ELMoForCoreferenceResolution"
+    reference = "modeling_elmo.ELMoForCoreferenceResolution"
     assert loaded.config.auto_map["AutoModelForTokenClassification"] == reference
     tagger = ELMoForTokenClassification(loaded.config)
     tagger.save_pretrained(tmp_path / "tagger")

@@ -17,7 +17,7 @@ from modeling_elmo import (
 from modeling_elmo.elmo_head_layers import decode_labels
 
 every_kind = pytest.mark.parametrize("options", [{"task_num_layers": 3}, {"head": "linear"}], ids=["paper", "linear"])
-ROLES = "modeling_elmo_roles.ELMoForSemanticRoleLabeling"
+ROLES = "modeling_elmo.ELMoForSemanticRoleLabeling"
 
 
 def make_roles(**options):
@@ -198,7 +198,7 @@ def test_a_folder_names_its_class_for_token_classification(tmp_path):
     for cls in (ELMoForTokenClassification, ELMoModel):  # another class on its folder does not keep the name
         model = cls.from_pretrained(tmp_path, config=config, ignore_mismatched_sizes=True)
         model.save_pretrained(tmp_path / "other")
-        assert ELMoConfig.from_pretrained(tmp_path / "other").auto_map == ELMoConfig().auto_map
+        assert ELMoConfig.from_pretrained(tmp_path / "other").auto_map == ELMoConfig().auto_map_of_folder()
         assert type(AutoModelForTokenClassification.from_pretrained(tmp_path / "other")) is ELMoForTokenClassification
 
 

@@ -111,7 +111,7 @@ def test_git_changes_no_byte_of_a_file():
         ["git", "ls-files", "--eol"], cwd=ROOT, stdout=subprocess.PIPE, text=True, check=True
     ).stdout
     files = dict(reversed(line.split("\t")) for line in listed.splitlines())
-    binary = (".safetensors", ".hdf5", ".pkl", ".gz", ".png", ".index", ".data-00000-of-00001")
+    binary = (".safetensors", ".hdf5", ".pkl", ".gz", ".zip", ".png", ".index", ".data-00000-of-00001")
     for name, info in files.items():
         index, disk, attributes = info.split(maxsplit=2)
         expected = ("-text",) if name.endswith(binary) else ("text=auto eol=lf",)

@@ -1,6 +1,6 @@
 """A saved folder loads under every Auto class in a process without the package.
 
-Three generations: saved here; loaded, trained and saved again without the package; and once more.
+Three generations: saved here; loaded, trained and saved again without the package; and once more, from an archive.
 """
 
 import json
@@ -23,11 +23,12 @@ from transformers.utils.hub import HF_MODULES_CACHE
 
 import modeling_elmo
 from modeling_elmo import ELMoConfig, ELMoModel, ELMoTokenizer
-from modeling_elmo.configuration_elmo import AUTO_MAP, OTHER_REFERENCES
-from modeling_elmo.elmo_base import FORMER_CODE
+from modeling_elmo.configuration_elmo import AUTO_CLASS_NAMES
+from modeling_elmo.shipping import generate
 
-DEFAULTS = {name: reference.split(".")[1] for name, reference in AUTO_MAP.items() if name != "AutoConfig"}
-OTHERS = {reference.split(".")[1]: "AutoModelForTokenClassification" for reference in OTHER_REFERENCES}
+DEFAULTS = {auto_class: names[0] for auto_class, names in AUTO_CLASS_NAMES.items() if auto_class != "AutoConfig"}
+OTHERS = {name: auto_class for auto_class, names in AUTO_CLASS_NAMES.items() for name in names[1:]}
+CODE = {"configuration_elmo.py", "modeling_elmo.py", "tokenization_elmo.py"}
 NAMES = [*DEFAULTS.values(), *OTHERS]
 LOGITS = ("logits", "start_logits", "end_logits", "predicate_logits", "antecedent_scores")
 VOCABULARY = ["<S>", "</S>", "<UNK>", "He", "is", "in", "London"]
@@ -64,7 +65,12 @@ def generations(tmp_path_factory) -> Path:
     for old, new in ((0, 1), (1, 2)):
         home = root / f"home_{new}"
         home.mkdir()
-        arguments = (str(root / str(old)), str(root / f"{new}.safetensors"), str(root / str(new)))
+        folders = root / str(old)
+        if old:  # as they arrive elsewhere
+            archive = shutil.make_archive(str(root / "archive"), "zip", folders)
+            folders = home / "unpacked"
+            shutil.unpack_archive(archive, folders)
+        arguments = (str(folders), str(root / f"{new}.safetensors"), str(root / str(new)))
         run(python, str(worker), *arguments, cwd=home, HF_HOME=str(home), HF_MODULES_CACHE=str(home / "modules"))
     return root
 
@@ -107,8 +113,11 @@ def test_which_code_runs_after_an_import_of_the_package(spoilt, name):
     """The table of docs/sharing.md."""
     folder, pipe = spoilt / name, ["", "tokenization_elmo.py"]
     if name in CUSTOM:
-        pipe = ["refused", f"{CUSTOM[name].__module__.rpartition('.')[2]}.py"]
-    expected = dict.fromkeys(AUTO_MAP, ["", ""]) | {"AutoTokenizer": ["", "tokenization_elmo.py"], "pipeline": pipe}
+        pipe = ["refused", "modeling_elmo.py"]
+    expected = dict.fromkeys(AUTO_CLASS_NAMES, ["", ""]) | {
+        "AutoTokenizer": ["", "tokenization_elmo.py"],
+        "pipeline": pipe,
+    }
     assert first_files(folder) == expected
     for trust in ({}, {"trust_remote_code": True}):
         assert ELMoTokenizer.from_pretrained(folder, **trust) and ELMoModel.from_pretrained(folder, **trust)
@@ -133,21 +142,20 @@ def test_without_the_package_code_runs_with_the_flag_only(spoilt, tmp_path):
     subprocess.run(
         command, cwd=tmp_path, env=environment, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, check=True
     )
-    calls = [*AUTO_MAP, "AutoTokenizer", "pipeline"]
+    calls = [*AUTO_CLASS_NAMES, "AutoTokenizer", "pipeline"]
     expected = dict.fromkeys(PIPELINES, dict.fromkeys(calls, ["refused", "configuration_elmo.py"]))
     assert json.loads((tmp_path / "found.json").read_text()) == expected
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_a_folder_has_the_code_that_its_auto_classes_reach(tmp_path, name):
-    """Also a folder that had the code of all heads before."""
-    for file in (*FORMER_CODE, "elmo_script.py"):
-        (tmp_path / file).touch()
-    getattr(modeling_elmo, name)(ELMoConfig.from_preset("tiny", id2label={0: "O", 1: "B-V"})).save_pretrained(tmp_path)
-    only = {"ELMoForSemanticRoleLabeling": FORMER_CODE[:3], "ELMoForCoreferenceResolution": FORMER_CODE[3:6]}
-    found = {file.name for file in tmp_path.glob("*.py")}
-    assert found & {*FORMER_CODE} == {*only.get(name, ())}
-    assert {"modeling_elmo_heads.py", "pipeline_elmo.py", "elmo_script.py"} < found
+    """The same three files for each class, beside the user's own."""
+    (tmp_path / "elmo_script.py").touch()
+    model = getattr(modeling_elmo, name)(ELMoConfig.from_preset("tiny", id2label={0: "O", 1: "B-V"}))
+    for part in (model, ELMoTokenizer()):
+        part.save_pretrained(tmp_path)
+    assert {file.name for file in tmp_path.glob("*.py")} == {*CODE, "elmo_script.py"}
+    assert all((tmp_path / file).read_bytes() == generate(file) for file in CODE)
 
 
 def numbers_and_rest(found) -> tuple[list[float], list]:
@@ -197,26 +205,27 @@ def test_training_survives_saving_again(generations, name):
 def test_every_generation_is_complete(generations, name):
     first, *later = (generations / str(number) / name for number in range(3))
     for folder in later:
-        assert {file.name for file in folder.glob("*.py")} == {file.name for file in first.glob("*.py")}
+        assert {file.name for file in folder.glob("*.py")} == CODE
+        assert all((folder / file).read_bytes() == (first / file).read_bytes() == generate(file) for file in CODE)
         for file in ("config.json", "tokenizer_config.json"):
             auto_maps = [json.loads((path / file).read_text())["auto_map"] for path in (first, folder)]
             assert auto_maps[0] == auto_maps[1]
 
 
-def test_remote_heads_are_initialized_after_the_model_file_is_executed_again():
-    """In a repository of the Hub, transformers executes a file again that another file only imported before.
-
-    The heads then know other classes than the model file does.
-    """
+def test_a_repository_of_the_hub_has_one_module_of_all_models():
+    """A file that another file imports may be executed again there: heads would know other classes than the model."""
     place = Path("transformers_modules", "executed_twice")
     create_dynamic_module(place)
     folder = Path(HF_MODULES_CACHE, place)
     config = ELMoConfig.from_preset("tiny", word_embedding_size=4, num_labels=3)
     ELMoModel(config).save_pretrained(folder)
-    tagger = get_class_in_module("ELMoForTokenClassification", place / "modeling_elmo_heads.py")
-    get_class_in_module("ELMoModel", place / "modeling_elmo.py")
-    model_file = sys.modules[tagger.__module__.removesuffix("_heads")]
-    assert model_file.ELMoModel is not sys.modules[tagger.__module__].ELMoModel
+    auto_map = json.loads((folder / "config.json").read_text())["auto_map"]
+    found = []
+    for reference in [*auto_map.values(), *auto_map.values()]:
+        file, name = reference.split(".")
+        found.append(get_class_in_module(name, place / f"{file}.py"))
+    assert found[: len(auto_map)] == found[len(auto_map) :] and len({each.__module__ for each in found}) == 2
+    tagger = next(each for each in found if each.__name__ == "ELMoForTokenClassification")
     torch.full((1 << 20,), torch.nan)  # memory that will be reused
     model = tagger.from_pretrained(folder, num_labels=3)
     assert model.input_mix.gamma.item() == 1 and not model.input_mix.weights.any()

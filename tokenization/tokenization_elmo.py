@@ -27,10 +27,11 @@ from transformers.utils.versions import require_version
 require_version("transformers>=5.17")  # here, because an older version lacks some of the next imports
 
 from transformers import BatchEncoding, TensorType
-from transformers.tokenization_utils_base import VERY_LARGE_INTEGER
+from transformers.tokenization_utils_base import TOKENIZER_CONFIG_FILE, VERY_LARGE_INTEGER
 from transformers.tokenization_utils_tokenizers import TokenizersBackend
 from transformers.utils import PaddingStrategy, logging
 
+from ..elmo_code import code_of_folder, saved_code
 from .elmo_characters import (
     BOS_ID,
     BOS_WORD,
@@ -133,6 +134,7 @@ class ELMoTokenizer(TokenizersBackend):
     vocab_files_names = {"vocab_file": "vocab.txt", "tokenizer_file": "tokenizer.json"}
     model_input_names = ["input_ids", "attention_mask", "character_ids", "token_type_ids"]
     add_bos_token = add_eos_token = True  # `update_post_processor` adds both
+    code_file = "tokenization_elmo.py"  # of a saved folder
 
     def __init__(
         self,
@@ -180,6 +182,7 @@ class ELMoTokenizer(TokenizersBackend):
         self.splitter = self._make_splitter()
         # Each call of the base class sets the flag of the backend to `split_special_tokens`.
         kwargs = {**SPECIAL_TOKENS, "split_special_tokens": True, **kwargs}
+        kwargs.pop("auto_map", None)  # of the folder that is loaded: each saved folder names its own code
         for name, value in kwargs.items():
             _check_setting(name, value)
         super().__init__(**options, **kwargs)
@@ -220,6 +223,21 @@ class ELMoTokenizer(TokenizersBackend):
                 f"{pretrained_model_name_or_path} has no tokenizer.json or vocab.txt; save the model's tokenizer there."
             )
         return super()._from_pretrained(resolved_vocab_files, pretrained_model_name_or_path, *args, **kwargs)
+
+    @property
+    def _auto_map(self) -> dict[str, tuple[str, None]] | None:
+        """For the stock method that saves: a folder names the class in its own code, if it has code."""
+        reference = f"{Path(self.code_file).stem}.ELMoTokenizer"
+        return {"AutoTokenizer": (reference, None)} if code_of_folder(self.code_file) else None
+
+    def save_pretrained(self, save_directory: str | PathLike, *args, **kwargs) -> tuple[str, ...]:
+        """Saves as the stock method does, and the tokenizer's code too."""
+        with saved_code(save_directory, TOKENIZER_CONFIG_FILE, self.code_file):
+            return super().save_pretrained(save_directory, *args, **kwargs)
+
+    def _upload_modified_files(self, working_dir, repo_id, files_timestamps: dict[str, float], **options):
+        files_timestamps.pop(self.code_file, None)  # written before the stock method noted the times of the files
+        return super()._upload_modified_files(working_dir, repo_id, files_timestamps, **options)
 
     @property
     def char_vocab_size(self) -> int:

@@ -1,4 +1,7 @@
-"""Serves the vectors of a text's words: `MODEL=folder uvicorn server:app`. It needs torch, transformers and fastapi."""
+"""Serves the vectors of a text's words: `MODEL=folder uvicorn server:app`. It needs torch, transformers and fastapi.
+
+The folder has its code, as `save_pretrained` and `elmo push --output_dir` write it.
+"""
 
 import os
 from typing import Annotated

@@ -21,6 +21,7 @@ from typing import IO, Any, BinaryIO
 import torch
 from safetensors import SafetensorError
 from transformers import PreTrainedConfig
+from transformers.tokenization_utils_base import TOKENIZER_CONFIG_FILE
 from transformers.utils import CONFIG_NAME, cached_file, extract_commit_hash
 
 from modeling_elmo.conversion.files import check_complete, staged
@@ -255,7 +256,7 @@ def load_pretrained(kind: Any, name_or_path: str | Path, **options: Any) -> Any:
 
 
 def model_digest(name_or_path: str, is_baseline: bool = False) -> str:
-    """A digest of a model's files, whichever transformers wrote them, or its commit on the Hub.
+    """A digest of a model's files without its code, whichever transformers wrote them, or its commit on the Hub.
 
     Args:
         is_baseline: whether only the tokenizer is read.
@@ -266,8 +267,17 @@ def model_digest(name_or_path: str, is_baseline: bool = False) -> str:
     kinds = ("tokenizer*.json",) if is_baseline else ("*.safetensors", "tokenizer*.json")
     files = [path for kind in kinds for path in config.parent.glob(kind)]
     options = {} if is_baseline else {**read_json(config), "transformers_version": None, "auto_map": None}
-    parts = (path.read_bytes() for path in sorted(files))
+    parts = map(_bytes_with_code, sorted(files))
     return digest(chain([json.dumps(options, sort_keys=True).encode()], parts))
+
+
+def _bytes_with_code(path: Path) -> bytes:
+    """A file of a model. The configuration of a tokenizer without code names code, as transformers writes it."""
+    content = path.read_bytes()
+    if path.name != TOKENIZER_CONFIG_FILE or b'"auto_map"' in content:
+        return content
+    config = {**read_json(path), "auto_map": {"AutoTokenizer": ["tokenization_elmo.ELMoTokenizer", None]}}
+    return (json.dumps(config, indent=2, sort_keys=True, ensure_ascii=False) + "\n").encode()
 
 
 def broken_weights(model: torch.nn.Module) -> str | None:
