@@ -286,7 +286,7 @@ FLOATS = np.zeros((3, 2), dtype=np.float32)
             r"Correct char_cnn.filters in .*options.json: .*\[1, 1000000000\]; pass numbers up to 1048576",
         ),
         (dict(options={"lstm.n_layers": 3}), r"Cell2/LSTMCell/B: the file has none \(missing\)"),
-        (dict(options={"char_cnn.n_highway": 900}), r"CNN_high_10/W_carry: the file has none \(missing\)"),
+        (dict(options={"char_cnn.n_highway": 90}), r"CNN_high_10/W_carry: the file has none \(missing\)"),
         (dict(options={"lstm.dim": 10**9}), r"Cell0/LSTMCell/B: the file has .*, the options require \(4000000000,\)"),
         # Sizes are compared before memory is allocated.
         (dict(options={"lstm.n_layers": 40, "lstm.dim": 2**40}), "does not match .*options.json:\n(.*\n){20}  and 220"),
