@@ -70,7 +70,7 @@ MODEL_FILES = (
     *("model*.safetensors", "*.safetensors.index.json", "config.json"),
 )
 SPLIT_SIZE = 10**12  # stands for a size that is not known yet; no split is larger
-BLOCK_BYTES = 2**13  # of the lines of a file that are read together
+BLOCK_BYTES = 2**11  # of the lines of a file that are read together
 ROWS_AT_ONCE = 1000  # rows read from a data set at once; single rows take ten times as long
 
 
