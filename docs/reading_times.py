@@ -13,7 +13,7 @@ import numpy as np
 import pandas as pd
 from transformers import AutoModelForPreTraining, AutoTokenizer
 
-from modeling_elmo.prediction_elmo import score_texts
+from modeling_elmo import score_texts
 from modeling_elmo.run_scripts.program.files import numbered_lines
 
 folder, name, *corpora = sys.argv[1:]

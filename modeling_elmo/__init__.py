@@ -1,6 +1,9 @@
 """ELMo (Peters et al. 2018) for Hugging Face transformers."""
 
+import sys
+from importlib import import_module
 from pathlib import Path
+from typing import Any
 
 import transformers
 from transformers.pipelines import PIPELINE_REGISTRY
@@ -10,31 +13,24 @@ _root = Path(__file__).resolve().parents[1]
 if (_root / "tokenization" / "tokenization_elmo.py").is_file():
     __path__.append(str(_root))
 
-from .configuration_elmo import AUTO_CLASS_NAMES, ELMoConfig  # noqa: E402 (uses the path above)
-from .elmo_backends import elmo_backend  # noqa: E402
-from .elmo_operators import ELMoInt8Config  # noqa: E402
-from .elmo_scoring import ELMoPredictions, ELMoScores  # noqa: E402
-from .modeling_elmo import (  # noqa: E402
-    ELMoForPreTraining,
-    ELMoForPreTrainingOutput,
-    ELMoModel,
-    ELMoModelOutput,
-    ELMoPreTrainedModel,
-    ScalarMix,
-)
-from .modeling_elmo_causal import ELMoForCausalLM  # noqa: E402
-from .modeling_elmo_coreference import ELMoCoreferenceOutput, ELMoForCoreferenceResolution  # noqa: E402
-from .modeling_elmo_heads import (  # noqa: E402
-    ELMoForQuestionAnswering,
-    ELMoForSequenceClassification,
-    ELMoForTokenClassification,
-    ELMoTokenClassifierOutput,
-)
-from .modeling_elmo_roles import ELMoForSemanticRoleLabeling, ELMoSemanticRoleOutput  # noqa: E402
-from .pipeline_elmo import ELMoQuestionAnsweringPipeline, ELMoTokenClassificationPipeline  # noqa: E402
-from .pipeline_elmo_coreference import ELMoCoreferencePipeline  # noqa: E402
-from .pipeline_elmo_roles import ELMoSemanticRolePipeline  # noqa: E402
-from .tokenization.tokenization_elmo import ELMoTokenizer  # noqa: E402
+from .base import ELMoPreTrainedModel
+from .causal import ELMoForCausalLM
+from .configuration_elmo import AUTO_CLASS_NAMES, ELMoConfig
+from .heads.classifier import ELMoForSequenceClassification
+from .heads.coreference_pipeline import ELMoCoreferencePipeline
+from .heads.coreference_resolver import ELMoCoreferenceOutput, ELMoForCoreferenceResolution
+from .heads.reader import ELMoForQuestionAnswering
+from .heads.reader_pipeline import ELMoQuestionAnsweringPipeline
+from .heads.role_labeler import ELMoForSemanticRoleLabeling, ELMoSemanticRoleOutput
+from .heads.role_labeler_pipeline import ELMoSemanticRolePipeline
+from .heads.tagger import ELMoForTokenClassification, ELMoTokenClassifierOutput
+from .heads.tagger_pipeline import ELMoTokenClassificationPipeline
+from .kernels.int8 import ELMoInt8Config
+from .kernels.plan import elmo_backend
+from .model_outputs import ELMoForPreTrainingOutput, ELMoModelOutput
+from .modeling_elmo import ELMoForPreTraining, ELMoModel, ScalarMix
+from .scoring import ELMoPredictions, ELMoScores
+from .tokenization.tokenization_elmo import ELMoTokenizer
 
 __version__ = "1.0.0"
 
@@ -53,6 +49,36 @@ for _task, _pipeline_class, _auto_class in (  # transformers refuses "question-a
     del _pipeline_class._registered_impl  # else it would be saved with files of the package, beside the model's code
 # Not registered: every pipeline of this task that is saved would then include our code.
 PIPELINE_REGISTRY.supported_tasks["token-classification"]["impl"] = ELMoTokenClassificationPipeline
+
+# Imported when they are used, because their modules import more than models need.
+_LAZY = {
+    "ELMoVectorizer": "run_scripts.vectors.vectorizer",
+    "Embedder": "run_scripts.vectors.embedder",
+    "Prediction": "prediction",
+    "WordScore": "prediction",
+    "convert_checkpoint": "conversion.formats",
+    "embed_sentences": "run_scripts.vectors.embedding",
+    "predict_texts": "prediction",
+    "score_texts": "prediction",
+}
+# Modules in which the public names were before, and in which programs and pickled models still look for them.
+_FORMER_MODULES = """
+    elmo_backends elmo_operators elmo_scoring modeling_elmo_causal modeling_elmo_coreference modeling_elmo_heads
+    modeling_elmo_roles pipeline_elmo pipeline_elmo_coreference pipeline_elmo_roles prediction_elmo
+"""
+for _module in _FORMER_MODULES.split():
+    sys.modules[f"{__name__}.{_module}"] = sys.modules[__name__]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _LAZY:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(f".{_LAZY[name]}", __name__), name)
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *_LAZY})
+
 
 __all__ = [
     "ELMoConfig",

@@ -17,7 +17,7 @@ require_version("transformers>=5.17")  # here, because an older version lacks th
 
 from transformers import PreTrainedConfig
 
-from .elmo_code import code_of_folder, saved_code
+from .folder_code import code_of_folder, saved_code
 
 # The released model sizes (https://allenai.org/allennlp, options.json of each), and a size for tests.
 PRESETS: dict[str, dict[str, Any]] = {

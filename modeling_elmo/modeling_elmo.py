@@ -1,109 +1,279 @@
-"""ELMo: a character-level bidirectional language model (biLM), and the mix of its layers.
+"""ELMo, section 3 of the paper from top to bottom (Peters et al. 2018, https://arxiv.org/abs/1802.05365).
 
-Peters et al. 2018, "Deep contextualized word representations", https://arxiv.org/abs/1802.05365. In reading order: the
-layers become one vector (`ScalarMix`); characters become token vectors (`ELMoCharacterEncoder` in `elmo_encoder.py`)
-and token vectors become layers (`ELMoLSTM` in `elmo_lstm.py`) in the model (`ELMoModel`); the training objective
-(`ELMoForPreTraining`). Task heads are in `modeling_elmo_heads.py`.
+    3.1, 3.4  characters -> features of a word     ELMoCharacterEncoder, ELMoHighway
+    3.1       a step of an LSTM, its layers        ELMoLSTMLayer, ELMoLSTM
+    3.2       the layers become one vector         ScalarMix, equation (1)
+    3.1, 3.2  both directions, all layers          ELMoModel
+    3.1       the joint log-likelihood             ELMoForPreTraining
 
-Shape suffixes: B batch; T time; N real tokens of the batch; M pairs of neighboring tokens; U distinct words;
-X the ids of a word (`max_word_length` characters, after the word's id if the model has word vectors); P
-`projection_size`; E 2 * P; S sequences.
+The plain definition is in this file. To step through it, set a breakpoint at any line and compute inside
+`with elmo_backend("reference"):`. Elsewhere, other code computes the same faster: tables of convolutions and a cache of
+words (`encoder.py`), both directions at once (`directions.py`), and products and cells (`kernels/`).
+
+Where the paper is silent, bilm-tf, the program of its authors, decides:
+
+- the widths and numbers of the filters, and relu (or tanh) after the maximum, not before it;
+- `carry` is its name for the gate that Srivastava et al. call transform;
+- the cell is bounded to +-3, and so is the projected state; `initial_states` continue with the projected state before
+  the skip connection;
+- TensorFlow's forget gate has a bias of 1, here `forget_bias`; the order of the gates is i, f, o, g here, so that the
+  three sigmoids are neighbors (TensorFlow: i, g, f, o), and converted checkpoints are reordered;
+- the token layer is in `hidden_states` twice, `[x_k; x_k]`: it has 512 values and each other layer 1,024, 512 of each
+  direction, and a sum needs equal widths.
+
+Section 3.4 has the sizes: 2 layers of 4,096 units, projected to 512; 2,048 filters, 2 highway layers.
+
+Initial values, by parameter:
+
+    character embeddings           U(-1, 1), padding 0                 bilm-tf
+    filters                        U(-0.05, 0.05); tanh: N(0, 1 / n)   bilm-tf
+    highway, token projection      N(0, 1 / n)                         bilm-tf
+    bias of `carry`                -2, so that words pass at first     Srivastava et al. 2015
+    gates of an LSTM               Glorot-uniform over [x; h]          Glorot and Bengio 2010, TensorFlow's default
+    projection of an LSTM          Glorot-uniform                      the same
+    word embeddings                Glorot-uniform, padding 0           the same
+    all other biases               0
+
+with n inputs of a unit. Words are packed: a step has the sequences that are still running, and nothing is computed for
+padding.
+
+Shape suffixes: N real tokens of a batch, in the order in which an LSTM reads them; S sequences, longest first; U
+distinct words; X the ids of a word (`max_word_length` characters, after the word's id if the model has word vectors);
+P `projection_size`; H `lstm_hidden_size`; G = 4 H; L layers.
 """
 
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple, cast
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from transformers import initialization as init
-from transformers.utils import ModelOutput
 
+from .base import ELMoPreTrainedModel, zero_row
 from .configuration_elmo import ELMoConfig
-from .elmo_backends import fetched, is_exporting, is_hooked
-from .elmo_base import ELMoPreTrainedModel, zero_row
-from .elmo_encoder import ELMoCharacterEncoder, ELMoTokenMixin, VocabularyCache, distinct_rows
-from .elmo_inputs import (
+from .directions import lstm_kernel, run_at_once
+from .encoder import VocabularyCache, VocabularyCacheMixin, cropped, distinct_rows, maxima_from_tables
+from .exporting import run_in_export
+from .inputs import (
+    NO_LABEL,
     States,
+    Stream,
     TokenBatch,
     check_ids,
     join_states,
     on_host,
-    option_that_takes_labels,
     pack,
     returns_output,
     starting_states,
-    to_device,
+    states_of_rows,
+    states_of_sequences,
     token_mask,
     unpack_layers,
     unpad,
     word_mask,
 )
-from .elmo_lstm import ELMoLSTM, run_directions, run_in_export
-from .elmo_scoring import ELMoScoringMixin, check_targets, neighbor_tokens
-from .elmo_softmax import Candidates, ELMoSoftmax
+from .kernels.plan import choose_backend
+from .kernels.products import fast_linear
+from .kernels.sequences import Kernel, LSTMOutput, LSTMWeights, Sequences
+from .kernels.torch_state import fetched, is_exporting, is_hooked, is_unmodified, product_dtype, to_device
+from .model_outputs import ELMoForPreTrainingOutput, ELMoModelOutput
+from .scoring import ELMoScoringMixin, check_targets, neighbor_tokens
+from .softmax import Candidates, ELMoSoftmax
 
 
-class StatesOutput(ModelOutput):
-    """An output whose `final_states` are a pair, and among its `items()` an output of their own.
-
-    Pipelines read the items of a batch, and split by row what they know: tensors and nested outputs, but no pairs.
-    """
-
-    def items(self):
-        items = dict(super().items())
-        if states := items.get("final_states"):
-            items["final_states"] = ModelOutput(hidden=states[0], cell=states[1])
-        return items.items()
-
-    def __getitem__(self, key):
-        return dict(super().items())[key] if isinstance(key, str) else super().__getitem__(key)
-
-    def __setitem__(self, key, value):
-        super().__setitem__(key, tuple(value.values()) if key == "final_states" and isinstance(value, dict) else value)
-
-
-@dataclass
-class ELMoModelOutput(StatesOutput):
-    """Output of `ELMoModel`. All vectors are zeros at padding.
+class ELMoCharacterEncoder(nn.Module):
+    """Convolutions over a word's characters, the maximum of each over positions, and highway layers (Kim et al. 2016).
 
     Shape:
-        last_hidden_state: `(batch, time, 2 * projection_size)`, the top biLSTM layer, forward half first.
-        elmo_embeddings: `(batch, time, 2 * projection_size)`, the mix of all layers (equation 1), or `None`.
-        hidden_states: `num_hidden_layers + 1` tensors of the same shape. The first is the token layer, twice.
-        final_states: `hidden (batch, layers, 2, projection_size)` and `cell (batch, layers, 2, lstm_hidden_size)` at
-            the end of each direction, for `initial_states` of the next call; `None` if a row has two texts.
+        characters: `(..., max_word_length)`, ids.
+        result: `(..., filters)`.
     """
 
-    last_hidden_state: Tensor | None = None
-    elmo_embeddings: Tensor | None = None
-    hidden_states: tuple[Tensor, ...] | None = None
-    final_states: States | None = None
+    def __init__(self, config: ELMoConfig):
+        super().__init__()
+        filters = config.char_cnn_filters
+        self.char_embeddings = nn.Embedding(config.char_vocab_size, config.char_embedding_size, padding_idx=0)
+        self.convolutions = nn.ModuleList(nn.Conv1d(config.char_embedding_size, n, width) for width, n in filters)
+        size = sum(number for _, number in filters)
+        self.highways = nn.ModuleList(ELMoHighway(size) for _ in range(config.num_highway_layers))
+        self.activation = torch.relu if config.char_cnn_activation == "relu" else torch.tanh
+        self.widest = max(width for width, _ in filters)
+
+    def forward(self, characters: Tensor) -> Tensor:
+        """A list of words, `(words, max_word_length)`, is cropped, and looked up in tables where that is faster.
+
+        A text, `(batch, time, max_word_length)`, passes the modules as it is: for hooks, which see all of it, and for
+        `torch.export`.
+        """
+        is_list = characters.dim() == 2 and len(characters) > 0
+        backend, _ = choose_backend([self.char_embeddings, *self.convolutions], self.char_embeddings.weight)
+        if is_list and backend != "reference":
+            maxima = maxima_from_tables(self.char_embeddings, self.convolutions, characters)
+        else:
+            maxima = self.convolve(characters)
+        features = self.activation(maxima)
+        features = features.to(product_dtype(features))
+        for highway in self.highways:
+            features = highway(features)
+        return features
+
+    def convolve(self, characters: Tensor) -> Tensor:
+        """The maximum of each filter over its positions in a word, `(..., filters)`."""
+        if characters.dim() == 2:
+            characters = cropped(characters, self.widest)
+        characters = to_device(characters, self.char_embeddings.weight.device)
+        embedded = self.char_embeddings(characters).flatten(0, -3).transpose(1, 2)  # (words, char size, length)
+        maxima = []
+        for convolution in self.convolutions:
+            maxima.append(convolution(embedded).amax(-1))
+        return torch.cat(maxima, dim=-1).unflatten(0, characters.shape[:-1])
+
+    def initialize_parameters(self):
+        init.uniform_(self.char_embeddings.weight, -1, 1)
+        zero_row(self.char_embeddings.weight, 0)
+        for convolution in cast(Iterable[nn.Conv1d], self.convolutions):
+            if self.activation is torch.relu:
+                init.uniform_(convolution.weight, -0.05, 0.05)
+            else:
+                init.normal_(convolution.weight, std=convolution.weight[0].numel() ** -0.5)
+            init.zeros_(convolution.bias)
 
 
-@dataclass
-class ELMoForPreTrainingOutput(StatesOutput):
-    """Output of `ELMoForPreTraining`.
+class ELMoHighway(nn.Module):
+    """Highway layer (Srivastava et al. 2015): `y = g * relu(T x + t) + (1 - g) * x`, `g = sigmoid(C x + c)`."""
 
-    Shape:
-        loss: `()`, the mean of both directions' losses (section 3.1), in nats per prediction.
-        forward_loss, backward_loss: `()`, the loss of each direction, for reports only: they have no gradient.
-        hidden_states: as in `ELMoModelOutput`; only on request, and only if both directions read the same text.
-        final_states: as in `ELMoModelOutput`.
+    def __init__(self, size: int):
+        super().__init__()
+        self.transform = nn.Linear(size, size)
+        self.carry = nn.Linear(size, size)
+
+    def forward(self, features: Tensor) -> Tensor:
+        transformed = fast_linear(self.transform, features).relu()
+        gate = fast_linear(self.carry, features).sigmoid()
+        return torch.lerp(features, transformed, gate)
+
+    def initialize_parameters(self):
+        for linear, bias in ((self.transform, 0), (self.carry, -2)):
+            init.normal_(linear.weight, std=linear.in_features**-0.5)
+            init.constant_(linear.bias, bias)
+
+
+class ELMoLSTMLayer(nn.Module):
+    """One layer of one direction: an LSTM with a projection (Sak et al. 2014) and with bounds.
+
+        i, f, o, g = x_t W_ih + h_{t-1} W_hh + b
+        c_t = clip(sigmoid(i) * tanh(g) + sigmoid(f + forget_bias) * c_{t-1}, cell_clip)
+        h_t = clip((sigmoid(o) * tanh(c_t)) W_proj, projection_clip)
+
+    Without a projection (`config.has_projection` is False) `h_t` is `sigmoid(o) * tanh(c_t)` itself, unclipped. The
+    weights are in `nn.Linear` modules, so that adapters and quantizers find them.
     """
 
-    loss: Tensor | None = None
-    forward_loss: Tensor | None = None
-    backward_loss: Tensor | None = None
-    hidden_states: tuple[Tensor, ...] | None = None
-    final_states: States | None = None
+    def __init__(self, config: ELMoConfig):
+        super().__init__()
+        inner, outer = config.lstm_hidden_size, config.projection_size
+        self.input_linear = nn.Linear(outer, 4 * inner)
+        self.state_linear = nn.Linear(outer, 4 * inner, bias=False)
+        self.projection = nn.Linear(inner, outer, bias=False) if config.has_projection else None
+        self.forget_bias = config.forget_bias
+        self.cell_clip = config.cell_clip
+        self.projection_clip = config.projection_clip if config.has_projection else None
 
-    def __getitem__(self, key):
-        if key == "logits":
-            option = option_that_takes_labels()
-            reader = "" if option is None else f", which Trainer's `{option}` reads"
-            advice = "call `score` or `predict_words`" if option is None else "leave it out"
-            raise KeyError(f"The output has losses and no `logits`{reader}; {advice}.")
-        return super().__getitem__(key)
+    def step(self, gates_SG: Tensor, hidden_SP: Tensor, cell_SH: Tensor) -> tuple[Tensor, Tensor]:
+        """The hidden state and the cell after a step, from the input half of the gates. Cells are never half precision.
+
+        Shape:
+            gates_SG: `(S, 4 * lstm_hidden_size)`, `x_t W_ih + b`.
+            hidden_SP, cell_SH: `(S, projection_size)` and `(S, lstm_hidden_size)`, before the step.
+        """
+        dtype = gates_SG.dtype
+        gates_SG = (gates_SG + self.state_linear(hidden_SP)).to(cell_SH.dtype)
+        i, f, o, g = gates_SG.chunk(4, dim=-1)
+        cell_SH = i.sigmoid() * g.tanh() + (f + self.forget_bias).sigmoid() * cell_SH
+        if self.cell_clip is not None:
+            cell_SH = cell_SH.clamp(-self.cell_clip, self.cell_clip)
+        hidden_SP = (o.sigmoid() * cell_SH.tanh()).to(dtype)
+        if self.projection is not None:
+            hidden_SP = self.projection(hidden_SP)
+        if self.projection_clip is not None:
+            hidden_SP = hidden_SP.clamp(-self.projection_clip, self.projection_clip)
+        return hidden_SP, cell_SH
+
+    @torch.compiler.disable  # a traced time loop would be compiled again for every length
+    def forward(self, text: Sequences) -> LSTMOutput:
+        """Returns the projected state at every step, and the state after each sequence's end."""
+        if not text.batch_sizes:
+            return text.inputs.new_empty(0, text.hidden_SP.shape[-1]), text.hidden_SP, text.cell_SH
+        kernel = lstm_kernel(list(self.children()), text.inputs, text.hidden_SP, text.cell_SH)
+        return self.scan(text) if kernel is None else kernel(self.weights(), text)
+
+    def scan(self, text: Sequences) -> LSTMOutput:
+        """`step` by step: differentiable, for every device and dtype. A sequence that ends leaves the state's rows."""
+        hidden_SP, cell_SH = text.hidden_SP, text.cell_SH
+        outputs, ended = [], []
+        for gates_SG in self.input_linear(text.tokens_ND).split(text.batch_sizes):
+            running = len(gates_SG)
+            if running < len(hidden_SP):
+                ended.append((hidden_SP[running:], cell_SH[running:]))
+            hidden_SP, cell_SH = self.step(gates_SG, hidden_SP[:running], cell_SH[:running])
+            outputs.append(hidden_SP)
+        ended.append((hidden_SP, cell_SH))
+        final_hidden, final_cell = zip(*reversed(ended), strict=True)
+        return torch.cat(outputs), torch.cat(final_hidden), torch.cat(final_cell)
+
+    def weights(self) -> LSTMWeights:
+        """What kernels read."""
+        linears = self.input_linear, self.state_linear, self.projection
+        return LSTMWeights(*linears, self.forget_bias, self.cell_clip, self.projection_clip)
+
+    def initialize_parameters(self):
+        gates, size = self.input_linear.weight.shape
+        bound = (6 / (2 * size + gates)) ** 0.5
+        init.uniform_(self.input_linear.weight, -bound, bound)
+        init.uniform_(self.state_linear.weight, -bound, bound)
+        init.zeros_(self.input_linear.bias)
+        if self.projection is not None:
+            init.xavier_uniform_(self.projection.weight)
+
+
+class ELMoLSTM(nn.Module):
+    """All layers of one direction: a layer reads the one below it, and from the second on, adds its input."""
+
+    def __init__(self, config: ELMoConfig):
+        super().__init__()
+        self.layers = nn.ModuleList(ELMoLSTMLayer(config) for _ in range(config.num_hidden_layers))
+        self.use_skip_connections = config.use_skip_connections
+        self.dropout = config.dropout
+
+    def forward(
+        self, stream: Stream, hidden_LSP: Tensor, cell_LSH: Tensor, kernel: Kernel | None = None
+    ) -> tuple[list[Tensor], Tensor, Tensor]:
+        """Runs packed tokens through the layers.
+
+        Args:
+            stream: the tokens, in the order in which this direction reads them.
+            hidden_LSP, cell_LSH: the state at the start.
+            kernel: computes each layer. Default: the layers are called, and each chooses.
+
+        Returns:
+            The output of each layer, `(N, projection_size)`, and the states after each sequence's end.
+        """
+        outputs, states = [], []
+        inputs, index_N = stream.words_UP, cast(Tensor | None, stream.index_N)
+        for depth, layer in enumerate(cast(Iterable[ELMoLSTMLayer], self.layers)):
+            if self.training and self.dropout:  # separate for each token, not for each distinct word
+                tokens_NP = inputs if index_N is None else inputs[index_N]
+                inputs, index_N = F.dropout(tokens_NP, self.dropout), None
+            text = Sequences(inputs, stream.batch_sizes, hidden_LSP[depth], cell_LSH[depth], index_N)
+            output_NP, *state = layer(text) if kernel is None else kernel(layer.weights(), text)
+            if depth and self.use_skip_connections:
+                output_NP = output_NP + inputs
+            outputs.append(output_NP)
+            states.append(state)
+            inputs, index_N = output_NP, None
+        hidden, cell = zip(*states, strict=True)
+        return outputs, torch.stack(hidden), torch.stack(cell)
 
 
 class ScalarMix(nn.Module):
@@ -122,7 +292,7 @@ class ScalarMix(nn.Module):
         self.weights = nn.Parameter(torch.zeros(self.num_layers)) if self.mode == "learned" else None
         self.gamma = nn.Parameter(torch.ones(1))
 
-    def reset_parameters(self):
+    def initialize_parameters(self):
         """The average of the layers."""
         init.ones_(self.gamma)
         if self.weights is not None:
@@ -179,7 +349,20 @@ class ScalarMix(nn.Module):
         return ((layer - mean) / (variance + epsilon).sqrt()).to(layer.dtype)
 
 
-class ELMoModel(ELMoTokenMixin, ELMoPreTrainedModel):
+class BothDirections(NamedTuple):
+    """What `ELMoModel.run` returns.
+
+    Shape:
+        forward, backward: `(N, projection_size)`, the output of each layer, in the order in which its LSTM reads.
+        final_states: as in `ELMoModelOutput`.
+    """
+
+    forward: list[Tensor]
+    backward: list[Tensor]
+    final_states: States
+
+
+class ELMoModel(VocabularyCacheMixin, ELMoPreTrainedModel):
     """The bidirectional language model (section 3.1) and a mix of its layers (section 3.2).
 
     The model is stateless: the same text gives the same vectors in any batch. State is an argument (`initial_states`)
@@ -208,20 +391,13 @@ class ELMoModel(ELMoTokenMixin, ELMoPreTrainedModel):
         self.held_gradients: list[str] = []  # parameters whose gradients come back with `dequantize`
         self.post_init()
 
-    @torch.no_grad()
-    def _init_weights(self, module: nn.Module):
-        # Compared by identity: transformers may execute this file again, and then its classes are others.
-        if module is self.scalar_mix:
-            self.scalar_mix.reset_parameters()
-        elif module is not self:
-            super()._init_weights(module)
-        else:
-            if self.word_embeddings is not None:
-                init.xavier_uniform_(self.word_embeddings.weight)
-                zero_row(self.word_embeddings.weight, self.config.pad_token_id)
-            if self.token_projection is not None:
-                init.normal_(self.token_projection.weight, std=self.token_projection.in_features**-0.5)
-                init.zeros_(self.token_projection.bias)
+    def initialize_parameters(self):
+        if self.word_embeddings is not None:
+            init.xavier_uniform_(self.word_embeddings.weight)
+            zero_row(self.word_embeddings.weight, self.config.pad_token_id)
+        if self.token_projection is not None:
+            init.normal_(self.token_projection.weight, std=self.token_projection.in_features**-0.5)
+            init.zeros_(self.token_projection.bias)
 
     def freeze(self):
         """Turns off gradients and dropout of the biLM for good, whatever `train()` says. The mix still learns."""
@@ -233,10 +409,6 @@ class ELMoModel(ELMoTokenMixin, ELMoPreTrainedModel):
 
     def train(self, mode: bool = True) -> "ELMoPreTrainedModel":
         return super().train(mode and not self.frozen)
-
-    def lstms(self) -> tuple[ELMoLSTM, ELMoLSTM]:
-        """Both directions, the forward one first."""
-        return self.forward_lstm, self.backward_lstm
 
     def get_input_embeddings(self) -> nn.Embedding:
         """The word embedding if there is one, else the character embedding."""
@@ -274,42 +446,106 @@ class ELMoModel(ELMoTokenMixin, ELMoPreTrainedModel):
             initial_states: `final_states` of the preceding text. Default: zeros. Their values are not checked: a NaN
                 or an infinite number may turn all vectors of its row into NaN, but of no other row.
             output_hidden_states: accepted for compatibility; the model always returns all layers.
-            unpadded: whether all vectors are of real tokens only, `(tokens, 2 * projection_size)`, row after row. For
-                rows of very different lengths this takes much less memory.
+            unpadded: whether to return real tokens only, row after row: `(tokens, 2 * projection_size)`. This takes
+                much less memory if the lengths of the rows differ much.
 
         Raises:
             ValueError: an input has the wrong shape, has ids out of range, or contradicts another.
         """
         inputs = (character_ids, input_ids, attention_mask, token_type_ids, inputs_embeds)
         if is_exporting():
-            hidden_states, mask_BT, final_states = run_in_export(self, *inputs, initial_states)
+            hidden_states, mask, final_states = run_in_export(self, *inputs, initial_states)
             if unpadded:
-                hidden_states = tuple(unpad(layer, mask_BT) for layer in hidden_states)
+                hidden_states = tuple(unpad(layer, mask) for layer in hidden_states)
         else:
-            hidden_states, mask_BT, final_states = self._run(inputs, initial_states, unpadded)
+            batch = self.read_tokens(*inputs)
+            has_two_texts = token_type_ids is not None and batch.has_two_texts()
+            if has_two_texts and initial_states is not None:
+                raise ValueError(
+                    "`initial_states` continue one text, but `token_type_ids` mark two texts in a row. Pass one text."
+                )
+            both = self.run(batch, initial_states=initial_states)
+            mask, final_states = batch.mask_BT, None if has_two_texts else both.final_states
+            hidden_states = unpack_layers(batch, both.forward, both.backward, unpadded)
         return ELMoModelOutput(
             last_hidden_state=hidden_states[-1],
-            elmo_embeddings=None if self.scalar_mix is None else self.scalar_mix(hidden_states, mask_BT),
+            elmo_embeddings=None if self.scalar_mix is None else self.scalar_mix(hidden_states, mask),
             hidden_states=hidden_states,
             final_states=final_states,
         )
 
-    def _run(
-        self, inputs: tuple[Tensor | None, ...], initial_states: States | None, unpadded: bool
-    ) -> tuple[tuple[Tensor, ...], Tensor, States | None]:
-        """All layers, the token mask and the final states."""
-        batch = self.read_tokens(*inputs)
+    @torch.compiler.disable  # as `forward`
+    def read_tokens(
+        self, character_ids=None, input_ids=None, attention_mask=None, token_type_ids=None, inputs_embeds=None
+    ) -> TokenBatch:
+        """Checks the inputs of `forward`, and encodes each distinct word once, or each position if a hook is to see it.
+
+        The host must know the lengths and the distinct words. So it reads the ids itself, which is the only time that
+        it waits for an accelerator, and not at all if the inputs are on the CPU.
+        """
+        if inputs_embeds is None:
+            character_ids, attention_mask = on_host(character_ids), on_host(attention_mask)
+            input_ids = input_ids if self.word_embeddings is None else on_host(input_ids)
+        mask = token_mask(self.config, character_ids, input_ids, attention_mask, token_type_ids, inputs_embeds)
+        packing = pack(mask.cpu(), on_host(token_type_ids))
+        if inputs_embeds is not None:
+            words_UP, index_N = inputs_embeds.flatten(0, 1).to(self.dtype), packing.positions_N
+        elif any(map(is_hooked, self.token_encoder())):
+            words_UX = self.word_ids(character_ids, input_ids).masked_fill(~mask[..., None], 0)
+            words_UP, index_N = self.encode_words(words_UX).flatten(0, 1), packing.positions_N
+        else:
+            words_NX = self.word_ids(character_ids, input_ids).flatten(0, 1)[packing.positions_N]
+            words_UX, index_N = distinct_rows(words_NX)
+            words_UP = self.encode_words(words_UX)
+        device = words_UP.device
+        return TokenBatch(to_device(mask, device), packing.to(device), words_UP, to_device(index_N, device), packing)
+
+    def compute_words(self, words_UX: Tensor) -> Tensor:
+        """Token vectors `x_k` `(..., projection_size)` of rows of ids, as `word_ids` makes them.
+
+        `encode_words` checks the ids, and looks up what `cache_vocabulary` has computed.
+        """
+        features = []
+        if self.word_embeddings is not None:
+            features.append(self.word_embeddings(to_device(words_UX[..., 0], self.word_embeddings.weight.device)))
+        if self.char_encoder is not None:
+            features.append(self.char_encoder(words_UX[..., -self.config.max_word_length :]))
+        token_vectors = torch.cat(features, dim=-1)
+        if self.token_projection is not None:
+            token_vectors = fast_linear(self.token_projection, token_vectors)
+        return token_vectors
+
+    @torch.compiler.disable  # as `forward`
+    def run(
+        self, batch: TokenBatch, other: TokenBatch | None = None, initial_states: States | None = None
+    ) -> BothDirections:
+        """Both LSTMs (section 3.1): the forward one over a batch, and the backward one over the same from its end.
+
+        Args:
+            other: what the backward LSTM reads instead, in its own reading order.
+            initial_states: as in `forward`.
+        """
         states = starting_states(self.config, initial_states, batch.words_UP, len(batch.mask_BT))
-        rows_S = batch.host_packing.rows_S
-        two_texts = inputs[3] is not None and len(rows_S.unique()) < len(rows_S)
-        if two_texts and initial_states is not None:
-            raise ValueError(
-                "`initial_states` continue one text, but `token_type_ids` mark two texts in a row. Pass one text."
-            )
-        streams = (batch, batch.packing.forward_N), (batch, batch.packing.backward_N)
-        (forward, *forward_ends), (backward, *backward_ends) = run_directions(self.lstms(), streams, states)
-        final_states = None if two_texts else join_states(forward_ends, backward_ends)
-        return unpack_layers(batch, forward, backward, unpadded), batch.mask_BT, final_states
+        lstms = self.forward_lstm, self.backward_lstm
+        streams = batch.left_to_right(), batch.right_to_left() if other is None else other.left_to_right()
+        starts = [states_of_sequences(states, direction, stream.rows_S) for direction, stream in enumerate(streams)]
+        results = None
+        if self._has_own_lstms():
+            results = run_at_once(lstms, streams, starts)
+        if results is None:
+            results = [lstm(stream, *start) for lstm, stream, start in zip(lstms, streams, starts, strict=True)]
+        (forward, *forward_ends), (backward, *backward_ends) = results
+        forward_states = states_of_rows(states, 0, streams[0].rows_S, forward_ends)
+        backward_states = states_of_rows(states, 1, streams[1].rows_S, backward_ends)
+        return BothDirections(forward, backward, join_states(forward_states, backward_states))
+
+    def _has_own_lstms(self) -> bool:
+        """Whether kernels may read the weights of all LSTMs: no module is wrapped or hooked, so that it must be called.
+
+        Their linear layers are looked at where a kernel is chosen.
+        """
+        modules = [self.forward_lstm, *self.forward_lstm.layers, self.backward_lstm, *self.backward_lstm.layers]
+        return all(is_unmodified(module, (ELMoLSTM, ELMoLSTMLayer)) for module in modules)
 
     def sentence_embeddings(
         self,
@@ -337,7 +573,7 @@ class ELMoModel(ELMoTokenMixin, ELMoPreTrainedModel):
         """The mix of each word; in the place of all other tokens, the mean over the words of the row.
 
         sentence-transformers calls this method, because the folder's `sentence_bert_config.json` names it. Its pooling
-        reads the markers as well, which so change neither a mean nor a maximum.
+        also reads the markers; this way they change neither the mean nor the maximum.
 
         Args:
             character_ids, input_ids, attention_mask, token_type_ids: as in `forward`. `input_ids` tell the markers.
@@ -356,32 +592,6 @@ class ELMoModel(ELMoTokenMixin, ELMoPreTrainedModel):
         words_BT1 = to_device(words_BT1, mixed_BTE.device)
         sum_B1E = mixed_BTE.masked_fill(~words_BT1, 0).sum(1, keepdim=True)
         return words_BT1, mixed_BTE, sum_B1E / words_BT1.sum(1, keepdim=True).clamp(min=1)
-
-    @torch.compiler.disable  # as `forward`
-    def read_tokens(
-        self, character_ids=None, input_ids=None, attention_mask=None, token_type_ids=None, inputs_embeds=None
-    ) -> TokenBatch:
-        """Checks the inputs of `forward`, and encodes each distinct word once, or each position if a hook is to see it.
-
-        The host must know the lengths and the distinct words. So it reads the ids itself, which is the only time that
-        it waits for an accelerator, and not at all if the inputs are on the CPU.
-        """
-        if inputs_embeds is None:
-            character_ids, attention_mask = on_host(character_ids), on_host(attention_mask)
-            input_ids = input_ids if self.word_embeddings is None else on_host(input_ids)
-        mask_BT = token_mask(self.config, character_ids, input_ids, attention_mask, token_type_ids, inputs_embeds)
-        packing = pack(mask_BT.cpu(), on_host(token_type_ids))
-        if inputs_embeds is not None:
-            words_UP, index_N = inputs_embeds.flatten(0, 1).to(self.dtype), packing.positions_N
-        elif any(map(is_hooked, self.token_encoder())):
-            words_BTX = self.word_ids(character_ids, input_ids).masked_fill(~mask_BT[..., None], 0)
-            words_UP, index_N = self.encode_words(words_BTX).flatten(0, 1), packing.positions_N
-        else:
-            words_NX = self.word_ids(character_ids, input_ids).flatten(0, 1)[packing.positions_N]
-            distinct_UX, index_N = distinct_rows(words_NX)
-            words_UP = self.encode_words(distinct_UX)
-        device = words_UP.device
-        return TokenBatch(to_device(mask_BT, device), packing.to(device), words_UP, to_device(index_N, device), packing)
 
 
 class ELMoForPreTraining(ELMoScoringMixin, ELMoPreTrainedModel):
@@ -438,56 +648,58 @@ class ELMoForPreTraining(ELMoScoringMixin, ELMoPreTrainedModel):
         # The host reads all ids before the device has work, so that nothing after that waits.
         character_ids, backward_character_ids = on_host(character_ids), on_host(backward_character_ids)
         labels, forward_targets, backward_targets = map(on_host, (labels, forward_targets, backward_targets))
-        batch = stream = self.elmo.read_tokens(character_ids, input_ids, attention_mask)
-        orders = [batch.host_packing.forward_N, batch.host_packing.backward_N]
+        batch, other = self.elmo.read_tokens(character_ids, input_ids, attention_mask), None
         if two_streams:
-            stream = self.elmo.read_tokens(backward_character_ids, backward_input_ids, backward_attention_mask)
-            orders[1] = stream.host_packing.forward_N
-            if len(stream.mask_BT) != len(batch.mask_BT):
-                rows = len(batch.mask_BT), len(stream.mask_BT)
+            other = self.elmo.read_tokens(backward_character_ids, backward_input_ids, backward_attention_mask)
+            if len(other.mask_BT) != len(batch.mask_BT):
+                rows = len(batch.mask_BT), len(other.mask_BT)
                 raise ValueError(f"The two streams have {rows[0]} and {rows[1]} rows; pass the same number.")
-        states = starting_states(self.config, initial_states, batch.words_UP, len(batch.mask_BT))
-        backward_order_N = stream.packing.forward_N if two_streams else batch.packing.backward_N
-        (forward, *forward_ends), (backward, *backward_ends) = run_directions(
-            self.elmo.lstms(), ((batch, batch.packing.forward_N), (stream, backward_order_N)), states
-        )
-        predictions = []
-        streams = (
-            (batch, orders[0], forward, forward_targets),
-            (stream, orders[1], backward, backward_targets),
-        )
-        for direction, (tokens, order_N, outputs, aligned) in enumerate(streams):
+        both = self.elmo.run(batch, other, initial_states)
+        losses: Sequence[Tensor | None] = (None, None, None)
+        if labels is not None or forward_targets is not None:
             if labels is not None:
-                targets_N = shifted_targets(labels, direction, tokens, self.config)
-            elif aligned is not None:
-                targets_N = _token_targets("forward_targets, backward_targets", aligned, tokens, self.config)
+                forward_N = shifted_targets(labels, 0, batch, self.config)
+                backward_N = shifted_targets(labels, 1, batch, self.config)
             else:
-                continue
-            predictions.append((outputs[-1], targets_N[order_N]))
-        losses = self._losses(predictions, num_items_in_batch, candidates) if predictions else (None, None, None)
+                names = "forward_targets, backward_targets"
+                forward_N = _token_targets(names, forward_targets, batch, self.config)
+                backward_N = _token_targets(names, backward_targets, other or batch, self.config)
+            forward_order_N = batch.host_packing.forward_N
+            backward_order_N = batch.host_packing.backward_N if other is None else other.host_packing.forward_N
+            predictions = [
+                (both.forward[-1], forward_N[forward_order_N]),
+                (both.backward[-1], backward_N[backward_order_N]),
+            ]
+            losses = self._losses(predictions, num_items_in_batch, candidates)
         show = self.config.output_hidden_states if output_hidden_states is None else output_hidden_states
         return ELMoForPreTrainingOutput(
             *losses,
-            hidden_states=unpack_layers(batch, forward, backward) if show and not two_streams else None,
-            final_states=join_states(forward_ends, backward_ends),
+            hidden_states=unpack_layers(batch, both.forward, both.backward) if show and not two_streams else None,
+            final_states=both.final_states,
         )
 
     def _losses(self, predictions: list[tuple[Tensor, Tensor]], num_items_in_batch, candidates) -> list[Tensor]:
-        """The mean of the directions' losses, which has the gradient, and each loss. Targets are on the CPU."""
+        """The mean of the directions' losses, which has the gradient, and each loss.
+
+        A loss is the mean of `-log p(t_k | the words before, or after, t_k)` over the predictions of a direction.
+
+        Args:
+            predictions: by direction, the top layer `(N, projection_size)` and the targets `(N,)`, on the CPU.
+        """
         hidden, targets, scales = [], [], []
         for hidden_NP, targets_N in predictions:
-            predicted_M = (targets_N != -100).nonzero()[:, 0]
-            count = max(1, len(predicted_M)) if num_items_in_batch is None else num_items_in_batch
-            rows_M = to_device(predicted_M, hidden_NP.device)
-            hidden.append(F.dropout(hidden_NP, self.config.dropout, self.training)[rows_M])
-            targets.append(targets_N[predicted_M])
+            predicted_N = (targets_N != NO_LABEL).nonzero()[:, 0]
+            count = max(1, len(predicted_N)) if num_items_in_batch is None else num_items_in_batch
+            rows_N = to_device(predicted_N, hidden_NP.device)
+            hidden.append(F.dropout(hidden_NP, self.config.dropout, self.training)[rows_N])
+            targets.append(targets_N[predicted_N])
             dtype = torch.promote_types(hidden_NP.dtype, torch.float32)
-            scales.append(hidden_NP.new_ones(len(rows_M), dtype=dtype) / count)
+            scales.append(hidden_NP.new_ones(len(rows_N), dtype=dtype) / count)
         scale_N = torch.cat(scales) / len(predictions)
         # One call for both directions: they share the softmax and the candidates of a sampled softmax.
         loss, losses_N = self.softmax(torch.cat(hidden), torch.cat(targets), scale_N, candidates)
-        own = (len(predictions) * scale_N * losses_N).split([len(scale) for scale in scales])
-        return [loss, *(losses.sum() for losses in own)]
+        by_direction = (len(predictions) * scale_N * losses_N).split([len(scale) for scale in scales])
+        return [loss, *(losses.sum() for losses in by_direction)]
 
     def _check_labels(self, labels, forward_targets, backward_targets, two_streams: bool):
         targets = {"forward_targets": forward_targets, "backward_targets": backward_targets}
@@ -507,7 +719,7 @@ def _token_targets(name: str, given: Tensor, batch: TokenBatch, config: ELMoConf
     """The entry `(N,)` of `given` `(batch, time)` at each real token, in reading order, after a check; on the CPU."""
     check_ids(name, given, tuple(batch.mask_BT.shape))
     words_N = given.flatten()[batch.host_packing.positions_N].long()
-    check_targets(name, words_N[words_N != -100], config)
+    check_targets(name, words_N[words_N != NO_LABEL], config)
     return words_N
 
 
@@ -515,4 +727,4 @@ def shifted_targets(labels: Tensor, direction: int, batch: TokenBatch, config: E
     """The target `(N,)` of each real token in reading order: the label of its neighbor, or -100 without one."""
     words_N = _token_targets("labels", labels, batch, config)
     here_M, there_M = neighbor_tokens(direction, batch)
-    return torch.full_like(words_N, -100).index_copy_(0, here_M, words_N[there_M])
+    return torch.full_like(words_N, NO_LABEL).index_copy_(0, here_M, words_N[there_M])

@@ -20,8 +20,10 @@ import modeling_elmo
 MODULES = {
     "configuration_elmo.py": ("configuration_elmo",),
     "modeling_elmo.py": (
-        *("modeling_elmo", "modeling_elmo_causal", "modeling_elmo_heads", "pipeline_elmo"),
-        *("modeling_elmo_roles", "pipeline_elmo_roles", "modeling_elmo_coreference", "pipeline_elmo_coreference"),
+        *("modeling_elmo", "causal"),
+        *("heads.tagger", "heads.tagger_pipeline", "heads.classifier", "heads.reader", "heads.reader_pipeline"),
+        *("heads.role_labeler", "heads.role_labeler_pipeline"),
+        *("heads.coreference_resolver", "heads.coreference_pipeline"),
     ),
     "tokenization_elmo.py": ("tokenization.tokenization_elmo",),
 }

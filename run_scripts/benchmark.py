@@ -25,7 +25,7 @@ import transformers
 
 from modeling_elmo import ELMoConfig, ELMoModel
 from modeling_elmo.configuration_elmo import PRESETS
-from modeling_elmo.elmo_backends import processor_name
+from modeling_elmo.kernels.onednn import processor_name
 from modeling_elmo.run_scripts.benchmarks import model_speed, step_speed
 from modeling_elmo.run_scripts.benchmarks.model_speed import DEVICE_PARTS
 from modeling_elmo.run_scripts.benchmarks.step_speed import HEADS, SOFTMAXES

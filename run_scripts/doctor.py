@@ -17,9 +17,10 @@ import torch
 from torch import nn
 
 import modeling_elmo
-from modeling_elmo import elmo_lstm_fused
-from modeling_elmo.elmo_backends import bfloat16_obstacle, choose_backend, processor_name
-from modeling_elmo.elmo_operators import int8_obstacle
+from modeling_elmo.kernels import lstm_cuda
+from modeling_elmo.kernels.int8 import int8_obstacle
+from modeling_elmo.kernels.onednn import bfloat16_obstacle, processor_name
+from modeling_elmo.kernels.plan import choose_backend
 from modeling_elmo.run_scripts.program.command_line import ProgramParser, run
 from modeling_elmo.run_scripts.program.files import check_model
 from modeling_elmo.run_scripts.program.processes import has_accelerator
@@ -103,7 +104,7 @@ def accelerators() -> dict[str, str]:
     if not has_accelerator():
         return {"device": f"none that torch {torch.__version__} can use"}
     facts = {"device": str(torch.accelerator.current_accelerator())}
-    cells = "triton" if elmo_lstm_fused.triton else "plain PyTorch, because triton is missing"
+    cells = "triton" if lstm_cuda.triton else "plain PyTorch, because triton is missing"
     for number in range(torch.cuda.device_count()):
         card = torch.cuda.get_device_properties(number)
         facts[f"cuda:{number}"] = f"{card.name}, {card.total_memory / 2**30:.0f} GiB; cells of the LSTM in {cells}"

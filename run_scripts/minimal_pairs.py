@@ -16,7 +16,7 @@ import numpy as np
 from tqdm.auto import tqdm
 from transformers import AutoModelForPreTraining
 
-from modeling_elmo.prediction_elmo import score_texts
+from modeling_elmo.prediction import score_texts
 from modeling_elmo.run_scripts.cards.tables import markdown_table
 from modeling_elmo.run_scripts.program.command_line import ProgramParser, option, run
 from modeling_elmo.run_scripts.program.data_files import ROW_READERS, format_suffix

@@ -37,10 +37,11 @@ def plain_bars(monkeypatch):
 @pytest.fixture
 def onednn_at_any_size(monkeypatch):
     """Matrix products of tiny models take the path of large ones, on every processor."""
-    from modeling_elmo import elmo_backends  # after the environment above is set
 
-    monkeypatch.setattr(elmo_backends, "FEW_PRODUCTS", 0)
-    monkeypatch.setattr(elmo_backends, "_is_intel", False)
+    from modeling_elmo.kernels import products  # after the environment above is set
+
+    monkeypatch.setattr(products, "FEW_PRODUCTS", 0)
+    monkeypatch.setattr(products, "_is_intel", False)
 
 
 @pytest.fixture

@@ -13,8 +13,8 @@ from modeling_elmo import (
     ELMoForSequenceClassification,
     ELMoForTokenClassification,
 )
-from modeling_elmo.elmo_head_layers import PackedTexts
-from modeling_elmo.elmo_inputs import pad
+from modeling_elmo.heads.texts import PackedTexts
+from modeling_elmo.inputs import pad
 
 NAMES = ["O", "B-X", "I-X", "B-Y", "I-Y"]
 WORDS = [4, 0, 1, 3]  # in each row, between two markers

@@ -12,10 +12,12 @@ import pytest
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
-from modeling_elmo import ELMoConfig, ELMoModel, elmo_backends, elmo_lstm
-from modeling_elmo.elmo_backends import forced_backend
-from modeling_elmo.elmo_head_layers import TaskLSTM
-from modeling_elmo.elmo_operators import int8_obstacle
+from modeling_elmo import ELMoConfig, ELMoModel, directions
+from modeling_elmo.heads.recurrence import TaskLSTM
+from modeling_elmo.kernels import products
+from modeling_elmo.kernels.int8 import int8_obstacle
+from modeling_elmo.kernels.lstm_cpu import training_lstm
+from modeling_elmo.kernels.plan import forced_backend
 from modeling_elmo.run_scripts import benchmark
 from modeling_elmo.run_scripts.benchmarks import (
     model_speed,
@@ -101,11 +103,11 @@ def test_ratios_are_taken_within_a_round(monkeypatch):
     ],
 )
 def test_no_figure_for_a_wrong_lstm(part, wrong, output, monkeypatch, capsys):
-    def wrong_lstm(layer, sequences):
-        outputs, *states = elmo_lstm.reference_lstm(layer, sequences)
+    def wrong_lstm(weights, sequences):
+        outputs, *states = training_lstm(weights, sequences)
         return wrong(outputs), *states
 
-    monkeypatch.setitem(elmo_lstm.KERNELS, part, wrong_lstm)
+    monkeypatch.setitem(directions.KERNELS, part, wrong_lstm)
     with pytest.raises(ValueError, match=f"'this package' is wrong: its output '{output}' .* no speed is reported"):
         measured("--parts", part)
     assert "speedup" not in capsys.readouterr().out
@@ -211,7 +213,7 @@ def test_allennlp_agrees():
 @pytest.mark.parametrize("part", ["inference", "training"])
 def test_products_alone_have_the_arithmetic_of_the_model(part, monkeypatch):
     """Products of the highways, the token projection and the LSTMs; convolutions are sums of table rows."""
-    monkeypatch.setattr(elmo_backends, "FEW_PRODUCTS", math.inf)  # torch counts no products of oneDNN
+    monkeypatch.setattr(products, "FEW_PRODUCTS", math.inf)  # torch counts no products of oneDNN
     torch.manual_seed(0)
     model = ELMoModel(ELMoConfig.from_preset("tiny", num_hidden_layers=3), add_mixing_layer=False).eval()
     batch = SENTENCES[:6]

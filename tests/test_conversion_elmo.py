@@ -15,7 +15,7 @@ from modeling_elmo.conversion.original import (
     export_original_checkpoint,
     options_to_config,
 )
-from modeling_elmo.elmo_operators import int8_obstacle
+from modeling_elmo.kernels.int8 import int8_obstacle
 from modeling_elmo.tokenization.tokenization_elmo import ELMoTokenizer
 
 FIXTURES = Path(__file__).parent / "fixtures" / "elmo_fixtures"

@@ -18,9 +18,9 @@ from head_models import batch_of as batch_of_head
 from head_models import make_model as make_head
 from head_models import targets_of as targets_of_head
 from pretraining_worker import pretrain
+from test_coreference_pipeline import make_pipe
 from test_modeling_elmo import make_batch, make_model
-from test_pipeline_elmo_coreference import make_pipe
-from test_pipeline_elmo_roles import made_pipeline
+from test_role_labeler_pipeline import made_pipeline
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_map
 from transformers import Trainer, TrainingArguments
 
@@ -32,9 +32,9 @@ from modeling_elmo import (
     ELMoModel,
     ELMoTokenizer,
     elmo_backend,
-    elmo_lstm_fused,
 )
-from modeling_elmo.pipeline_elmo import ELMoQuestionAnsweringPipeline
+from modeling_elmo.heads.reader_pipeline import ELMoQuestionAnsweringPipeline
+from modeling_elmo.kernels import lstm_cuda
 from modeling_elmo.run_scripts import benchmark
 from modeling_elmo.run_scripts.pretraining.optimization import OptimizationArguments, clip_gradients, make_optimizers
 
@@ -342,7 +342,7 @@ def test_launches_and_waits_of_a_step(make, options, launches, waits, fakegpu, m
     """The definition alone has 4,461 launches and 32 waits in a step on two streams."""
     options = dict(options)
     for name in ("cell_forward", "cell_backward"):
-        monkeypatch.setattr(elmo_lstm_fused, name, fakegpu.as_one_launch(getattr(elmo_lstm_fused, name)))
+        monkeypatch.setattr(lstm_cuda, name, fakegpu.as_one_launch(getattr(lstm_cuda, name)))
     step, device = Step(**make), options.pop("device", "cpu")
     batches = [moved(step.inputs(options.get("streams", True)), device) for _ in range(2)]
     step.take(batches[0], **options)  # optimizers make their states
@@ -364,6 +364,6 @@ def test_the_benchmark_of_a_device(monkeypatch, tmp_path):
         rows = {row["implementation"]: row for row in stored["rows"] if (row["part"], row["batch"]) == (part, batch)}
         assert len(rows) == 9 and rows.keys() >= names and all(name in "\n".join(stored["tables"]) for name in rows)
         assert {"launches", "megabytes"} <= rows["this package, float32"].keys()
-    monkeypatch.setattr(elmo_lstm_fused, "cell_forward", lambda *rooms: [room.zero_() for room in rooms[2:5]])
+    monkeypatch.setattr(lstm_cuda, "cell_forward", lambda *rooms: [room.zero_() for room in rooms[2:5]])
     with pytest.raises(ValueError, match="'this package, float32' is wrong.*no speed is reported"):
         benchmark.main(options)

@@ -6,7 +6,7 @@ import torch
 
 import modeling_elmo
 from modeling_elmo import ELMoConfig, ELMoModel, ELMoTokenizer
-from modeling_elmo.elmo_backends import elmo_backend
+from modeling_elmo.kernels.plan import elmo_backend
 from modeling_elmo.run_scripts import doctor
 from modeling_elmo.shipping import MODULES, first_line
 
@@ -35,7 +35,7 @@ def test_what_a_machine_has_and_lacks(monkeypatch):
     monkeypatch.setattr(doctor, "has_accelerator", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda number: facts)
-    monkeypatch.setattr(doctor.elmo_lstm_fused, "triton", None)
+    monkeypatch.setattr(doctor.lstm_cuda, "triton", None)
     found = doctor.machine_facts()
     assert found["Versions"]["no-such-package"] == "missing"
     assert found["Processor"]["8 bits"] == "slow: this processor has no VNNI instructions"

@@ -21,25 +21,15 @@ from modeling_elmo import (
     ELMoForTokenClassification,
     ELMoModel,
     ELMoTokenizer,
+    directions,
     elmo_backend,
-    elmo_backends,
-    elmo_lstm,
 )
-from modeling_elmo.elmo_backends import (
-    Transposed,
-    at_once,
-    bfloat16_obstacle,
-    can_use_threads,
-    choose_backend,
-    fast_linear,
-    forced_backend,
-    own_share,
-    packed,
-    processor_name,
-    product,
-    tanh,
-)
-from modeling_elmo.elmo_operators import int8_obstacle, onednn_dtypes
+from modeling_elmo.kernels import lstm_cpu, onednn, plan, products, threads
+from modeling_elmo.kernels.int8 import int8_obstacle
+from modeling_elmo.kernels.onednn import bfloat16_obstacle, onednn_dtypes, processor_name
+from modeling_elmo.kernels.plan import choose_backend, forced_backend
+from modeling_elmo.kernels.products import Transposed, fast_linear, packed, product, tanh
+from modeling_elmo.kernels.threads import at_once, can_use_threads, own_share
 
 
 def test_torch_2_8_does_not_know_the_processor(monkeypatch):
@@ -53,11 +43,12 @@ def test_torch_2_8_does_not_know_the_processor(monkeypatch):
 @pytest.fixture(params=["oneDNN", "oneDNN on Intel", "public operators"])
 def operators(request, monkeypatch):
     if request.param == "public operators":
-        monkeypatch.setattr(elmo_backends, "onednn_dtypes", frozenset)
+        monkeypatch.setattr(onednn, "onednn_dtypes", frozenset)
+        monkeypatch.setattr(plan, "onednn_dtypes", frozenset)
     elif not onednn_dtypes():
         pytest.skip("this build of torch has no oneDNN linear operators")
-    monkeypatch.setattr(elmo_backends, "FEW_PRODUCTS", 0)
-    monkeypatch.setattr(elmo_backends, "_is_intel", request.param == "oneDNN on Intel")
+    monkeypatch.setattr(products, "FEW_PRODUCTS", 0)
+    monkeypatch.setattr(products, "_is_intel", request.param == "oneDNN on Intel")
     return request.param
 
 
@@ -103,7 +94,7 @@ def test_gradients_equal_linear(operators, frozen, bias):
 
 
 def test_parts_of_larger_matrices(monkeypatch):
-    monkeypatch.setattr(elmo_backends, "FEW_PRODUCTS", 1)
+    monkeypatch.setattr(products, "FEW_PRODUCTS", 1)
     values = torch.randn(2, 3, 12)
     for part in (values[..., :6], values[..., ::2], values[:, 0, 6:], values[:0, :, :6]):
         torch.testing.assert_close(*outcome(nn.Linear(6, 4), part.requires_grad_()))
@@ -164,8 +155,9 @@ def test_tanh_is_exact_to_rounding():
 @pytest.mark.parametrize("instructions", [True, False])
 def test_a_processor_without_bfloat16_is_named(instructions, monkeypatch, caplog):
     dtypes = {torch.float32, torch.bfloat16} if instructions else {torch.float32}
-    monkeypatch.setattr(elmo_backends, "onednn_dtypes", lambda: dtypes)
-    elmo_backends.logger.warning_once.cache_clear()
+    monkeypatch.setattr(onednn, "onednn_dtypes", lambda: dtypes)
+    monkeypatch.setattr(plan, "onednn_dtypes", lambda: dtypes)
+    plan.logger.warning_once.cache_clear()
     layers, inputs = [nn.Linear(3, 2)], torch.randn(4, 3)
     choose_backend(layers, inputs)
     assert not caplog.messages
@@ -187,9 +179,10 @@ def test_a_processor_without_bfloat16_is_named(instructions, monkeypatch, caplog
 )
 def test_bfloat16_needs_instructions_of_its_own(machine, of_onednn, of_avx512, is_fast, monkeypatch):
     dtypes = {torch.float32, torch.bfloat16} if of_onednn else {torch.float32}
-    monkeypatch.setattr(elmo_backends, "onednn_dtypes", lambda: dtypes)
-    monkeypatch.setattr(elmo_backends.platform, "machine", lambda: machine)
-    monkeypatch.setattr(elmo_backends, "question", lambda name: lambda: of_avx512)
+    monkeypatch.setattr(onednn, "onednn_dtypes", lambda: dtypes)
+    monkeypatch.setattr(plan, "onednn_dtypes", lambda: dtypes)
+    monkeypatch.setattr(onednn.platform, "machine", lambda: machine)
+    monkeypatch.setattr(onednn, "question", lambda name: lambda: of_avx512)
     assert bfloat16_obstacle() == (None if is_fast else "this processor has no instructions for bfloat16")
 
 
@@ -259,9 +252,10 @@ def used(monkeypatch, onednn_at_any_size, two_threads):
         numbers.append(len(calls))
         return at_once(calls, threads)
 
-    monkeypatch.setattr(elmo_lstm, "at_once", recorded)
-    monkeypatch.setattr(elmo_lstm, "FEW_MULTIPLICATIONS", 0)
-    monkeypatch.setattr(elmo_lstm, "FEW_IN_TRAINING", 0)
+    monkeypatch.setattr(directions, "at_once", recorded)
+    monkeypatch.setattr(lstm_cpu, "at_once", recorded)
+    monkeypatch.setattr(directions, "FEW_MULTIPLICATIONS", 0)
+    monkeypatch.setattr(directions, "FEW_IN_TRAINING", 0)
     return numbers
 
 
@@ -281,8 +275,8 @@ def test_vectors_and_states(mode, few, calls, used, monkeypatch):
     if obstacle := {"float32": lambda: None, "int8": int8_obstacle, "bfloat16": bfloat16_obstacle}[mode]():
         pytest.skip(obstacle)
     model, encoding = make_model().requires_grad_(False), encoded()
-    monkeypatch.setattr(elmo_lstm, "FEW_MULTIPLICATIONS", few)
-    monkeypatch.setattr(elmo_lstm, "FEW_IN_TRAINING", few)
+    monkeypatch.setattr(directions, "FEW_MULTIPLICATIONS", few)
+    monkeypatch.setattr(directions, "FEW_IN_TRAINING", few)
     if mode == "int8":
         model = model.quantize()
     context = torch.autocast("cpu", torch.bfloat16) if mode == "bfloat16" else nullcontext()
@@ -406,10 +400,10 @@ def test_calls_run_together_in_the_modes_of_the_caller(two_threads):
         modes = torch.is_inference_mode_enabled(), torch.is_grad_enabled(), dtype, forced_backend()
         return threading.current_thread().name, torch.get_num_threads(), *modes
 
-    for threads in (1, 2, 1):
-        found = at_once([call, call], threads)
+    for number in (1, 2, 1):
+        found = at_once([call, call], number)
         assert found[0][0] != found[1][0] == threading.current_thread().name
-        assert {each[1:] for each in found} == {(threads, False, True, None, None)}
+        assert {each[1:] for each in found} == {(number, False, True, None, None)}
         assert torch.get_num_threads() == 2
     with torch.inference_mode(), torch.autocast("cpu", torch.bfloat16), elmo_backend("reference"):
         assert at_once([call, call], 1)[0][2:] == (True, False, torch.bfloat16, "reference")
@@ -432,7 +426,7 @@ def test_the_number_of_threads_is_the_users_in_all_threads(monkeypatch, two_thre
 
 def test_the_caller_computes_what_no_thread_is_free_for(monkeypatch, two_threads):
     for pool, is_busy in ((ThreadPoolExecutor(1), True), (ThreadPoolExecutor(1), False)):
-        monkeypatch.setattr(elmo_backends, "_helpers", pool)
+        monkeypatch.setattr(threads, "_helpers", pool)
         released = threading.Event()
         if is_busy:
             pool.submit(released.wait)

@@ -12,19 +12,12 @@ from head_models import on_rows
 from plain_elmo import PlainELMo
 from torch import nn
 
-from modeling_elmo import ELMoConfig, elmo_backend, elmo_backends, elmo_head_layers
-from modeling_elmo.elmo_backends import product
-from modeling_elmo.elmo_head_layers import (
-    _GRU,
-    _LSTM,
-    PackedTexts,
-    TaskGRU,
-    TaskLSTM,
-    TokenFeatures,
-    VariationalDropout,
-    masked_softmax,
-    read_both_ways,
-)
+from modeling_elmo import ELMoConfig, elmo_backend
+from modeling_elmo.heads.recurrence import TaskGRU, TaskLSTM, VariationalDropout, read_both_ways
+from modeling_elmo.heads.task_model import TokenFeatures
+from modeling_elmo.heads.texts import PackedTexts, masked_softmax
+from modeling_elmo.kernels.products import product
+from modeling_elmo.kernels.rnn import BothWaysGRU, BothWaysLSTM
 
 MASK = torch.tensor(
     [
@@ -115,7 +108,7 @@ def test_initialization():
     loaded = lstm.layers[1].weight_hh_l0
     nn.init.constant_(loaded, 7.0)
     loaded._is_hf_initialized = True  # loading marks parameters of a checkpoint in this way
-    lstm.reset_parameters()
+    lstm.initialize_parameters()
     assert (loaded == 7).all()
     for name, parameter in lstm.named_parameters():
         if "weight_ih" in name:
@@ -230,7 +223,7 @@ def test_each_distinct_word_is_encoded_once_but_a_hook_sees_every_position():
 @pytest.mark.parametrize("given, expected", [(None, 6**-0.5), (0.2, 0.2)])
 def test_the_table_is_drawn_with_vectors_of_length_one_or_as_given(given, expected):
     features = TokenFeatures(make_config(vocab_size=2000), given)
-    features.reset_parameters()
+    features.initialize_parameters()
     weight = features.word_embeddings.weight.detach()
     assert weight.std() == pytest.approx(expected, rel=0.02) and abs(weight.mean()) < 0.02
 
@@ -263,12 +256,12 @@ def read(layer, x, real=REAL):
 @both_kinds
 @pytest.mark.parametrize("few, rows", [(0, 5), (10**9, 1), (10**9, 5)])  # products of oneDNN, or a batch of both
 def test_gradients_are_those_of_torchs_own(kind, few, rows, monkeypatch):
-    monkeypatch.setattr(elmo_backends, "FEW_PRODUCTS", few)
-    monkeypatch.setattr(elmo_backends, "_is_intel", False)
+    monkeypatch.setattr("modeling_elmo.kernels.products.FEW_PRODUCTS", few)
+    monkeypatch.setattr("modeling_elmo.kernels.products._is_intel", False)
     layer, x = make_layer(kind, 40, 30), make_rows(40)[:rows].requires_grad_()
     gradients = []
     for backend in ("reference", "training"):
-        with elmo_backend(backend), patch.object(elmo_head_layers, "product", wraps=product) as products:
+        with elmo_backend(backend), patch("modeling_elmo.kernels.rnn.product", wraps=product) as products:
             outputs = read(layer, x, REAL[:rows])
             gradients.append(torch.autograd.grad(outputs.sin().sum(), [x, *layer.parameters()]))
     torch.testing.assert_close(*gradients, rtol=1e-4, atol=1e-4)
@@ -282,8 +275,8 @@ def test_torchs_own_is_taken_where_ours_cannot_be(kind, monkeypatch):
     layer, x = make_layer(kind), make_rows()
     expected = read(layer, x)
     calls = []
-    monkeypatch.setattr(_GRU, "apply", lambda *_: calls.append("ours"))
-    monkeypatch.setattr(_LSTM, "apply", lambda *_: calls.append("ours"))
+    monkeypatch.setattr(BothWaysGRU, "apply", lambda *_: calls.append("ours"))
+    monkeypatch.setattr(BothWaysLSTM, "apply", lambda *_: calls.append("ours"))
     hook = layer.register_forward_hook(lambda *_: calls.append("hook"))
     torch.testing.assert_close(read(layer, x), expected)
     hook.remove()

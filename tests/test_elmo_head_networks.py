@@ -3,8 +3,10 @@
 import pytest
 import torch
 
-from modeling_elmo.elmo_head_layers import PackedTexts, VariationalDropout
-from modeling_elmo.elmo_head_networks import BiattentiveClassifier, ESIMClassifier, SpanReader, TrilinearAttention
+from modeling_elmo.heads.classifier import BiattentiveClassifier, ESIMClassifier
+from modeling_elmo.heads.reader import SpanReader, TrilinearAttention
+from modeling_elmo.heads.recurrence import VariationalDropout
+from modeling_elmo.heads.texts import PackedTexts
 
 CLASSIFIERS = [BiattentiveClassifier, ESIMClassifier]
 WIDTH, ELMO, LABELS = 5, 4, 3
@@ -189,7 +191,7 @@ def test_initialization_fills_linear_layers_and_leaves_the_rest(kind):
     before = {name: parameter.detach().clone() for name, parameter in network.named_parameters()}
     loaded, weight = next((name, each) for name, each in network.named_parameters() if ".layers." not in name)
     weight._is_hf_initialized = True  # loading marks parameters of a checkpoint in this way
-    network.reset_parameters()
+    network.initialize_parameters()
     for name, parameter in network.named_parameters():
         if ".layers." in name or name == loaded:
             torch.testing.assert_close(parameter.detach(), before[name])

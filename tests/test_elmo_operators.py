@@ -31,30 +31,25 @@ from modeling_elmo import (
     ELMoModel,
     ELMoTokenizer,
     elmo_backend,
-    elmo_backends,
-    elmo_operators,
 )
-from modeling_elmo.elmo_backends import (
-    HAS_AVX512_BFLOAT16,
-    choose_backend,
-    fast_linear,
-    prepared,
-    product,
-    sees_values_only,
-)
-from modeling_elmo.elmo_operators import Int8Linear, int8_obstacle
+from modeling_elmo.kernels import int8, onednn, torch_state
+from modeling_elmo.kernels.int8 import Int8Linear, int8_obstacle
+from modeling_elmo.kernels.onednn import HAS_AVX512_BFLOAT16
+from modeling_elmo.kernels.plan import choose_backend
+from modeling_elmo.kernels.products import fast_linear, prepared, product
+from modeling_elmo.kernels.torch_state import sees_values_only
 
 pytestmark = pytest.mark.usefixtures("onednn_at_any_size")
 
 TOKENIZER = ELMoTokenizer(vocab=["<PAD>", "<S>", "</S>", "<UNK>", "a", "b"])
 INPUTS = TOKENIZER(["a b a", "b"], padding=True, return_tensors="pt")
 FORGETFUL = (
-    elmo_operators.private,
-    elmo_operators.question,
-    elmo_backends._modes,
-    elmo_operators.onednn_dtypes,
-    elmo_operators.logger.warning_once,
-    elmo_operators._can_multiply,
+    torch_state.private,
+    torch_state.question,
+    torch_state._modes,
+    onednn.onednn_dtypes,
+    torch_state.logger.warning_once,
+    int8._can_multiply,
 )
 PRIVATE = {  # each private name, and whether a warning names it: where the processor lacks 8 bits, not all are used
     "ops.mkldnn._linear_pointwise": torch.backends.mkldnn.is_available(),
@@ -125,7 +120,7 @@ def test_a_private_name_that_torch_changed(name, change, tmp_path, monkeypatch, 
 
     for function in FORGETFUL:
         function.cache_clear()
-    monkeypatch.setattr(elmo_operators, "reduce", look_up)
+    monkeypatch.setattr(torch_state, "reduce", look_up)
     caplog.clear()
     try:
         torch.testing.assert_close(loaded_and_used(tmp_path), expected, rtol=1e-4, atol=1e-5)
@@ -139,7 +134,7 @@ def test_a_private_name_that_torch_changed(name, change, tmp_path, monkeypatch, 
 
 @pytest.mark.parametrize("name", ["ops.mkldnn._linear_pointwise", "ops.onednn.qlinear_pointwise"])
 def test_a_product_with_other_values_is_not_taken(name, monkeypatch, forgetful):
-    right = elmo_operators.private(name)
+    right = torch_state.private(name)
 
     class Doubled:
         binary = staticmethod(lambda *arguments: 2 * right.binary(*arguments))
@@ -147,9 +142,9 @@ def test_a_product_with_other_values_is_not_taken(name, monkeypatch, forgetful):
         def __call__(self, *arguments):
             return 2 * right(*arguments)
 
-    elmo_operators.private.cache_clear()
-    monkeypatch.setattr(elmo_operators, "reduce", lambda step, parts, start: Doubled())
-    assert not elmo_operators.onednn_dtypes() and not elmo_operators._can_multiply()
+    torch_state.private.cache_clear()
+    monkeypatch.setattr(torch_state, "reduce", lambda step, parts, start: Doubled())
+    assert not onednn.onednn_dtypes() and not int8._can_multiply()
 
 
 needs_numbers = pytest.mark.skipif(
@@ -496,7 +491,7 @@ def test_what_a_quantized_model_refuses(tmp_path):
 def test_a_processor_without_the_instructions(tmp_path, monkeypatch, caplog):
     model = make_wide_model()
     copy.deepcopy(model).quantize().save_pretrained(tmp_path)
-    monkeypatch.setattr(elmo_operators, "question", lambda name: lambda: False)
+    monkeypatch.setattr(int8, "question", lambda name: lambda: False)
     with elmo_backend("int8"), refused("'int8' was forced, but this processor has no VNNI instructions."):
         top(model)
     same = copy.deepcopy(model).quantize()

@@ -26,7 +26,7 @@ from pretraining_worker import torchrun, two_machines
 from modeling_elmo import ELMoConfig, ELMoForPreTraining, ELMoModel, ELMoTokenizer
 from modeling_elmo.conversion.formats import convert_checkpoint, load_for_export
 from modeling_elmo.conversion.original import OriginalCheckpoint
-from modeling_elmo.elmo_operators import int8_obstacle
+from modeling_elmo.kernels.int8 import int8_obstacle
 from modeling_elmo.run_scripts import embed
 from modeling_elmo.run_scripts.program import processes
 from modeling_elmo.run_scripts.program.files import load_pretrained

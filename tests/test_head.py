@@ -12,7 +12,7 @@ from safetensors.torch import load_file
 from task_worker import HEAD, TASKS, WNUT17, bilm, sentences_of
 
 from modeling_elmo import ELMoConfig, ELMoForPreTraining, ELMoForTokenClassification, ELMoTokenizer
-from modeling_elmo.elmo_operators import int8_obstacle
+from modeling_elmo.kernels.int8 import int8_obstacle
 from modeling_elmo.run_scripts import reproduce, run_ner_no_trainer, run_task
 from modeling_elmo.run_scripts.fine_tuning.head import (
     HeadArguments,

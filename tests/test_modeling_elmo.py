@@ -2,6 +2,8 @@
 
 import math
 import pickle
+import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -14,6 +16,7 @@ from hypothesis import strategies as st
 from plain_elmo import PlainELMo
 from transformers.utils import ModelOutput
 
+import modeling_elmo.modeling_elmo
 from modeling_elmo import (
     ELMoConfig,
     ELMoForPreTraining,
@@ -182,6 +185,64 @@ def test_each_distinct_word_is_encoded_once(monkeypatch):
     monkeypatch.setattr(model, "encode_words", lambda ids: seen.append(len(ids)) or torch.zeros(len(ids), 7))
     model(word.expand(2, 5, -1))
     assert seen == [1]
+
+
+STEPS_OF_SECTION_3 = [  # a piece of each line, in the order of the paper
+    "embedded = self.char_embeddings(characters)",
+    "convolution(embedded).amax(-1)",
+    "features = self.activation(maxima)",
+    "torch.lerp(features, transformed, gate)",
+    "token_vectors = fast_linear(self.token_projection, token_vectors)",
+    "gates_SG = (gates_SG + self.state_linear(hidden_SP))",
+    "cell_SH = i.sigmoid() * g.tanh() + (f + self.forget_bias).sigmoid() * cell_SH",
+    "cell_SH = cell_SH.clamp(-self.cell_clip, self.cell_clip)",
+    "hidden_SP = (o.sigmoid() * cell_SH.tanh())",
+    "hidden_SP = self.projection(hidden_SP)",
+    "hidden_SP = hidden_SP.clamp(-self.projection_clip, self.projection_clip)",
+    "output_NP = output_NP + inputs",
+    "lstm(stream, *start) for lstm",
+    "mixed = self.gamma * sum(",
+    "loss, losses_N = self.softmax(",
+]
+
+
+def traced_lines(call):
+    """The numbers of the lines of `modeling_elmo.py` that a call reaches, as a debugger would."""
+    file, lines = modeling_elmo.modeling_elmo.__file__, set()
+
+    def trace(frame, event, _):
+        if frame.f_code.co_filename != file:
+            return None
+        lines.add(frame.f_lineno)
+        return trace
+
+    before = sys.gettrace()
+    sys.settrace(trace)
+    try:
+        call()
+    finally:
+        sys.settrace(before)
+    return lines
+
+
+def test_a_debugger_reaches_each_step_of_the_paper():
+    """As the docstring of the file promises for `elmo_backend("reference")`. Kernels skip the cell and the filters."""
+    language_model, model = make_model(ELMoForPreTraining), make_model()
+    batch = make_batch(model.config)
+
+    def run():
+        with torch.no_grad():
+            language_model(**batch, labels=batch["input_ids"].masked_fill(batch["input_ids"] == 0, -100))
+            model(**batch)
+
+    source = Path(modeling_elmo.modeling_elmo.__file__).read_text(encoding="utf-8").splitlines()
+    numbers = {}
+    for step in STEPS_OF_SECTION_3:
+        (numbers[step],) = [number for number, line in enumerate(source, 1) if step in line]
+    with elmo_backend("reference"):
+        reached = traced_lines(run)
+    assert [step for step, number in numbers.items() if number not in reached] == []
+    assert not {numbers[step] for step in STEPS_OF_SECTION_3[:2]} & traced_lines(run)
 
 
 PARTS = ["char_encoder", "char_encoder.char_embeddings", "char_encoder.convolutions.1", "char_encoder.highways.0.carry"]
@@ -498,7 +559,7 @@ def test_errors_of_the_language_model():
 
 @pytest.mark.parametrize("direction, chunk", [("forward", 1000), ("backward", 1), ("both", 1)])
 def test_predicted_words_are_the_likeliest(direction, chunk, monkeypatch):
-    monkeypatch.setattr("modeling_elmo.elmo_scoring.CHUNK_LOGITS", chunk)
+    monkeypatch.setattr("modeling_elmo.scoring.CHUNK_LOGITS", chunk)
     model = make_model(ELMoForPreTraining)
     batch = make_batch(model.config)
     found = model.predict_words(**batch, top_k=4, direction=direction)

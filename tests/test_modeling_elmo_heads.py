@@ -1,6 +1,6 @@
 """The tagger, whose chain has the words alone, and the reader: positions of answers, independence of texts, errors.
 
-`test_elmo_head_crf.py` compares the CRF with all label sequences.
+`test_crf.py` compares the CRF with all label sequences.
 """
 
 import pytest
@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from head_models import NAMES, WORDS, batch_of, fails, make_batch, make_model, read_by, stirred, targets_of
 
 from modeling_elmo import ELMoForQuestionAnswering, ELMoForTokenClassification
-from modeling_elmo.elmo_head_layers import bio_constraints
+from modeling_elmo.heads.crf import bio_constraints
 
 
 def chain_of_words(emissions_BTK, batch, row):

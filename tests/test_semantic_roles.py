@@ -24,7 +24,7 @@ from task_worker import (
 )
 
 from modeling_elmo import ELMoTokenizer
-from modeling_elmo.modeling_elmo_roles import NO_WORD
+from modeling_elmo.heads.role_labeler import NO_WORD
 from modeling_elmo.run_scripts.fine_tuning.task import SplitOutput
 from modeling_elmo.run_scripts.fine_tuning.tasks.semantic_roles import (
     KINDS,

@@ -18,8 +18,9 @@ from modeling_elmo.shipping import MODULES, generate
 ROOT = Path(__file__).parents[1]
 PACKAGES = {"torch", "transformers", "tokenizers", "huggingface_hub", "safetensors", "numpy"}
 OPTIONAL = {"triton", "cut_cross_entropy", "sentencex"}
-SOURCES = {path.stem: path for folder in ("modeling_elmo", "tokenization") for path in (ROOT / folder).glob("*.py")}
-STAY = {"__init__", "prediction_elmo", "shipping"}  # and do not travel
+ROOMS = ("modeling_elmo", "modeling_elmo/kernels", "modeling_elmo/heads", "tokenization")
+SOURCES = {path.stem: path for room in ROOMS for path in (ROOT / room).glob("*.py")}
+STAY = {"__init__", "prediction", "shipping"}  # and do not travel
 HEADING = re.compile(r"^# (\w+) -{60,}$", re.MULTILINE)
 
 each = pytest.mark.parametrize("name", MODULES)

@@ -40,11 +40,10 @@ from modeling_elmo import (
     ELMoForSequenceClassification,
     ELMoForTokenClassification,
     ELMoModel,
-    elmo_backends,
-    elmo_head_layers,
-    modeling_elmo_heads,
 )
-from modeling_elmo.elmo_inputs import pad
+from modeling_elmo.heads import task_model, texts
+from modeling_elmo.inputs import pad
+from modeling_elmo.kernels import products
 
 # Inputs of the networks
 
@@ -599,8 +598,8 @@ def test_a_long_text_costs_its_own_words_alone(name, monkeypatch):
 
     With padding they would be ten times as many. Pairs of words in texts of similar length may be twice as many.
     """
-    monkeypatch.setattr(elmo_backends, "FEW_PRODUCTS", 1e12)  # products that the profiler counts
-    monkeypatch.setattr(elmo_head_layers, "FEW_PAIRS", 0)
+    monkeypatch.setattr(products, "FEW_PRODUCTS", 1e12)  # products that the profiler counts
+    monkeypatch.setattr(texts, "FEW_PAIRS", 0)
     cls, options = HEADS[name]
     model = make_model(cls, **options, projection_size=64, lstm_hidden_size=64, task_hidden_size=40)
     is_tagger = isinstance(model, (ELMoForTokenClassification, ELMoForSemanticRoleLabeling))
@@ -622,5 +621,5 @@ def test_rows_that_are_too_long(cls, options, monkeypatch):
     model = make_model(cls, **options)
     batch = batch_of(model)
     length = batch["attention_mask"].shape[1]
-    monkeypatch.setattr(modeling_elmo_heads, "LONGEST_ROW", length - 1)
+    monkeypatch.setattr(task_model, "LONGEST_ROW", length - 1)
     fails(f"row has {length} tokens. Heads read up to {length - 1}: split it", model, **batch)

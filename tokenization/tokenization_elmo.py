@@ -31,7 +31,7 @@ from transformers.tokenization_utils_base import TOKENIZER_CONFIG_FILE, VERY_LAR
 from transformers.tokenization_utils_tokenizers import TokenizersBackend
 from transformers.utils import PaddingStrategy, logging
 
-from ..elmo_code import code_of_folder, saved_code
+from ..folder_code import code_of_folder, saved_code
 from .elmo_characters import (
     BOS_ID,
     BOS_WORD,

@@ -16,9 +16,10 @@ from huggingface_hub.errors import StrictDataclassError
 from torch import Tensor
 from transformers.utils import cached_file
 
+from modeling_elmo.base import ELMoPreTrainedModel
 from modeling_elmo.configuration_elmo import ELMoConfig
 from modeling_elmo.conversion import files
-from modeling_elmo.modeling_elmo import ELMoModel, ELMoPreTrainedModel, ScalarMix
+from modeling_elmo.modeling_elmo import ELMoModel, ScalarMix
 from modeling_elmo.tokenization.tokenization_elmo import ELMoTokenizer
 
 REQUIRED = object()  # default of an option that has none

@@ -36,8 +36,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import BatchEncoding
 
 from modeling_elmo import ELMoModel, ELMoTokenizer, elmo_backend
-from modeling_elmo.elmo_lstm_fused import triton
-from modeling_elmo.elmo_operators import int8_obstacle
+from modeling_elmo.kernels.int8 import int8_obstacle
+from modeling_elmo.kernels.lstm_cuda import triton
 from modeling_elmo.run_scripts.benchmarks.timing import TOLERANCE, Contest, Implementation, Outputs
 
 Peer = dict[str, Any]

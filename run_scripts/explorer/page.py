@@ -16,7 +16,7 @@ import pandas as pd  # noqa: E402
 from starlette.middleware import Middleware  # noqa: E402
 from starlette.middleware.trustedhost import TrustedHostMiddleware  # noqa: E402
 
-from modeling_elmo.prediction_elmo import Prediction  # noqa: E402
+from modeling_elmo.prediction import Prediction  # noqa: E402
 from modeling_elmo.run_scripts.explorer import readings  # noqa: E402
 from modeling_elmo.run_scripts.explorer.readings import OpenModel, SimilarUses, open_model  # noqa: E402
 from modeling_elmo.run_scripts.pretraining.corpus import Corpus  # noqa: E402

@@ -13,8 +13,8 @@ import numpy as np
 import transformers
 
 import modeling_elmo  # noqa: F401 (registers ELMo with the Auto classes)
-from modeling_elmo.pipeline_elmo_roles import role_spans
-from modeling_elmo.prediction_elmo import Prediction, predict_texts, score_texts
+from modeling_elmo.heads.role_labeler_pipeline import role_spans
+from modeling_elmo.prediction import Prediction, predict_texts, score_texts
 from modeling_elmo.run_scripts.cards.figures import principal_plane
 from modeling_elmo.run_scripts.cards.tables import layer_names
 from modeling_elmo.run_scripts.pretraining.corpus import Corpus, words_of

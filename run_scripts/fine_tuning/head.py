@@ -13,7 +13,7 @@ from transformers import TrainerCallback, set_seed
 from transformers.utils import logging
 
 from modeling_elmo import ELMoConfig, ELMoTokenizer
-from modeling_elmo.modeling_elmo_heads import ELMoTaskModel
+from modeling_elmo.heads.task_model import ELMoTaskModel
 from modeling_elmo.run_scripts.fine_tuning.features import FeatureStore
 from modeling_elmo.run_scripts.fine_tuning.task import Task
 from modeling_elmo.run_scripts.fine_tuning.trainer import TaskTrainer, TaskTrainingArguments

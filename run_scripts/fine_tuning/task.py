@@ -16,7 +16,6 @@ from modeling_elmo.run_scripts.fine_tuning.data import DataArguments, code_state
 from modeling_elmo.run_scripts.fine_tuning.features import FeatureCollator, FeatureStore
 from modeling_elmo.run_scripts.fine_tuning.trainer import TaskTrainingArguments
 
-NO_LABEL = -100  # ignored by the loss: markers, padding, and labels that the training data lacks
 LOW_SCORE = 0.01  # of a model that has learned nothing
 
 Record = dict[str, Any]

@@ -19,7 +19,7 @@ from transformers import PrinterCallback, ProgressCallback, Trainer, TrainerCall
 from transformers.utils import is_torch_tf32_available, logging
 
 from modeling_elmo import ELMoConfig
-from modeling_elmo.modeling_elmo_heads import ELMoForTokenClassification
+from modeling_elmo.heads.tagger import ELMoForTokenClassification
 from modeling_elmo.run_scripts.cards.card import check_repository
 from modeling_elmo.run_scripts.program.command_line import option
 from modeling_elmo.run_scripts.program.files import broken_weights, sync, writing

@@ -25,8 +25,7 @@ from torch import Tensor
 from tqdm.auto import tqdm
 
 from modeling_elmo import ELMoForPreTraining, ELMoTokenizer
-from modeling_elmo.elmo_backends import is_sharded
-from modeling_elmo.elmo_inputs import to_device
+from modeling_elmo.kernels.torch_state import is_sharded, to_device
 from modeling_elmo.run_scripts.pretraining.batches import LMBatch, SentenceBatches, StreamWindows, batch_loader
 from modeling_elmo.run_scripts.pretraining.checkpoints import (
     TRAINING_STATE,

@@ -19,7 +19,8 @@ from torch.optim import Optimizer
 from torch.utils._pytree import tree_map
 from transformers import get_scheduler
 
-from modeling_elmo.elmo_backends import bfloat16_obstacle, is_sharded
+from modeling_elmo.kernels.onednn import bfloat16_obstacle
+from modeling_elmo.kernels.torch_state import is_sharded
 from modeling_elmo.run_scripts.program.command_line import option
 
 # Defaults by optimizer. adagrad has the original's.

@@ -14,7 +14,7 @@ import torch.distributed as dist
 from filelock import FileLock, Timeout
 from transformers.utils import logging
 
-from modeling_elmo.elmo_backends import bfloat16_obstacle
+from modeling_elmo.kernels.onednn import bfloat16_obstacle
 
 logger = logging.get_logger(__name__)
 

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from transformers.utils import logging
 
-from modeling_elmo.pipeline_elmo_coreference import split_sentences
+from modeling_elmo.heads.coreference_pipeline import split_sentences
 from modeling_elmo.run_scripts.program.data_files import FASTA_SUFFIXES, TEXT_READERS, format_suffix, numbered_texts
 from modeling_elmo.run_scripts.program.files import numbered_lines, require
 

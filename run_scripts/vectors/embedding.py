@@ -11,7 +11,7 @@ from torch import Tensor
 from transformers import AutoModel, AutoTokenizer
 
 import modeling_elmo  # noqa: F401 (registers ELMo with the Auto classes)
-from modeling_elmo.elmo_inputs import warn_once
+from modeling_elmo.inputs import warn_once
 from modeling_elmo.run_scripts.program.files import check_model, load_pretrained
 from modeling_elmo.run_scripts.program.processes import computes_bfloat16, local_device
 from modeling_elmo.run_scripts.vectors.lines import InputLine, group_by_tokens, length_sorted_batches, to_line

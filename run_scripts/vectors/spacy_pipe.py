@@ -14,7 +14,7 @@ from thinc.api import ArgsKwargs, Dropout, Model, PyTorchWrapper_v3, chain, to_n
 from thinc.util import get_torch_default_device
 from torch import Tensor, nn
 
-from modeling_elmo.elmo_inputs import warn_once
+from modeling_elmo.inputs import warn_once
 from modeling_elmo.run_scripts.program.files import check_model
 from modeling_elmo.run_scripts.program.processes import use_one_thread_if_forked
 from modeling_elmo.run_scripts.vectors.embedding import load_model_and_tokenizer, reproducible_batch_tokens

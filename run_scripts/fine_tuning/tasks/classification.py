@@ -16,6 +16,7 @@ from datasets import Dataset, DatasetDict, Features, Value
 from transformers import DataCollatorWithPadding
 
 from modeling_elmo import ELMoForSequenceClassification, ELMoTokenizer
+from modeling_elmo.inputs import NO_LABEL
 from modeling_elmo.run_scripts.fine_tuning.data import (
     DataArguments,
     Source,
@@ -27,7 +28,6 @@ from modeling_elmo.run_scripts.fine_tuning.data import (
 )
 from modeling_elmo.run_scripts.fine_tuning.metrics import classification_scores, multilabel_scores, regression_scores
 from modeling_elmo.run_scripts.fine_tuning.task import (
-    NO_LABEL,
     Batch,
     Record,
     SplitOutput,

@@ -19,7 +19,7 @@ from datasets import Dataset, DatasetDict, Features, Value
 from transformers import DataCollatorWithPadding
 
 from modeling_elmo import ELMoForQuestionAnswering, ELMoTokenizer
-from modeling_elmo.pipeline_elmo import best_answers, characters_of_contexts
+from modeling_elmo.heads.reader_pipeline import best_answers, characters_of_contexts
 from modeling_elmo.run_scripts.fine_tuning.data import DataArguments, check_cell, is_text, split_sources
 from modeling_elmo.run_scripts.fine_tuning.metrics import answer_scores
 from modeling_elmo.run_scripts.fine_tuning.task import Batch, Record, SplitOutput, Task, log_mean_probabilities

@@ -36,10 +36,11 @@ from transformers import BatchEncoding
 from transformers.utils import logging
 
 from modeling_elmo import ELMoForSemanticRoleLabeling, ELMoTokenizer
-from modeling_elmo.elmo_head_layers import decode_labels
-from modeling_elmo.modeling_elmo_roles import NO_WORD
-from modeling_elmo.pipeline_elmo import check_numbers, join_words
-from modeling_elmo.pipeline_elmo_roles import PREDICATE_ROLES, PredicateTags, labeled_sentence, role_spans
+from modeling_elmo.heads.crf import decode_labels
+from modeling_elmo.heads.pipeline_inputs import check_numbers, join_words
+from modeling_elmo.heads.role_labeler import NO_WORD
+from modeling_elmo.heads.role_labeler_pipeline import PREDICATE_ROLES, PredicateTags, labeled_sentence, role_spans
+from modeling_elmo.inputs import NO_LABEL
 from modeling_elmo.run_scripts.fine_tuning.data import (
     DataArguments,
     check_cell,
@@ -50,7 +51,6 @@ from modeling_elmo.run_scripts.fine_tuning.data import (
 )
 from modeling_elmo.run_scripts.fine_tuning.metrics import RATES, Scores
 from modeling_elmo.run_scripts.fine_tuning.task import (
-    NO_LABEL,
     Batch,
     Record,
     SplitOutput,

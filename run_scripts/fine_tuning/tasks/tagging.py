@@ -15,7 +15,8 @@ from transformers import DataCollatorForTokenClassification
 from transformers.utils import logging
 
 from modeling_elmo import ELMoForTokenClassification, ELMoTokenizer
-from modeling_elmo.elmo_head_layers import tags_that_are_not_bio
+from modeling_elmo.heads.crf import tags_that_are_not_bio
+from modeling_elmo.inputs import NO_LABEL
 from modeling_elmo.run_scripts.fine_tuning.data import (
     DataArguments,
     Source,
@@ -26,7 +27,7 @@ from modeling_elmo.run_scripts.fine_tuning.data import (
     split_sources,
 )
 from modeling_elmo.run_scripts.fine_tuning.metrics import marks_entities, tagging_scores
-from modeling_elmo.run_scripts.fine_tuning.task import NO_LABEL, Batch, Record, SplitOutput, Task, label_config
+from modeling_elmo.run_scripts.fine_tuning.task import Batch, Record, SplitOutput, Task, label_config
 from modeling_elmo.run_scripts.program.command_line import option
 from modeling_elmo.run_scripts.program.data_files import (
     COLUMN_SUFFIXES,

@@ -1,0 +1,1 @@
+"""Task models on ELMo, the parts of their networks, and their pipelines."""

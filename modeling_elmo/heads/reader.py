@@ -1,0 +1,241 @@
+"""Answers to questions (section 4): BiDAF with self-attention (Clark and Gardner 2017), or a linear layer.
+
+Shape suffixes: B rows; N real tokens of the batch; M packed tokens of contexts or questions; S texts, one of each row;
+R texts of a group, L their longest; D width of the words that a biRNN reads; H width of its output; E width of an
+encoded word; J width of joined vectors.
+"""
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from transformers import initialization as init
+from transformers.modeling_outputs import QuestionAnsweringModelOutput
+
+from ..configuration_elmo import ELMoConfig
+from ..inputs import NO_LABEL, check_ids, pad, word_mask
+from ..kernels.products import fast_linear
+from .recurrence import TaskGRU, VariationalDropout, glorot_
+from .task_model import ELMoTaskModel, is_second, reads_batch
+from .texts import PackedTexts, masked_softmax
+
+FIRST_PRODUCT = 0.25  # equal words attract each other from the start; random signs take epochs to do so
+
+
+class TrilinearAttention(nn.Module):
+    """`a_ij = w_1 . x_i + w_2 . y_j + w_3 . (x_i * y_j)` (Seo et al. 2017, equation 1)."""
+
+    def __init__(self, size: int):
+        super().__init__()
+        self.own = nn.Linear(size, 1, bias=False)
+        self.other = nn.Linear(size, 1, bias=False)
+        self.product = nn.Parameter(torch.empty(size))
+
+    def forward(self, x_RLE: Tensor, y_RLE: Tensor) -> Tensor:
+        """Scores `(texts, length of x, length of y)`."""
+        products_RLL = (x_RLE * self.product) @ y_RLE.transpose(1, 2)
+        return self.own(x_RLE) + self.other(y_RLE).transpose(1, 2) + products_RLL
+
+
+class SpanReader(nn.Module):
+    """Scores each word of the context as the first and as the last word of the answer.
+
+        h = biGRU(context), q = biGRU(question), the same                                             contextual GRU
+        c_i = sum_j softmax_j(a_ij) q_j;  q_c = sum_i softmax_i(max_j a_ij) h_i                       bi-attention
+        x_i = relu(W [h_i; c_i; h_i * c_i; q_c * c_i] + b)
+        s = biGRU(x);  s_i' = sum_j softmax_j(a'_ij, i != j) s_j                                      self-attention
+        z_i = x_i + relu(W' [s_i; s_i'; s_i * s_i'] + b')
+        start = w_s . biGRU(z);  end = w_e . biGRU([biGRU(z); z])                                     prediction
+        none = w_0 . relu(W_0 [start states; end states; z] + b_0)                                    no answer
+
+    (sections 2 and 4 of Clark and Gardner 2017). The score of no answer reads the three vectors pooled over the
+    context: the first two with the softmax of the starts and of the ends, the third with a softmax of its own.
+
+    Args:
+        hidden_size: width of each direction of the biGRUs. The linear layers have twice this width (supplement A.3 of
+            the ELMo paper: 90 and 180).
+        dropout: rate of variational dropout on the inputs of biGRUs and attentions. The words are dropped out before.
+        output_elmo_size: width of the ELMo vectors that are concatenated to the encoded words. 0: none.
+    """
+
+    def __init__(self, input_size: int, hidden_size: int, dropout: float, output_elmo_size: int = 0):
+        super().__init__()
+        width, encoded = 2 * hidden_size, 2 * hidden_size + output_elmo_size
+        self.output_elmo_size = output_elmo_size
+        self.dropout = VariationalDropout(dropout)
+        self.encoder = TaskGRU(input_size, hidden_size)
+        self.attention = TrilinearAttention(encoded)
+        self.attended = nn.Linear(4 * encoded, width)
+        self.self_encoder = TaskGRU(width, hidden_size)
+        self.self_attention = TrilinearAttention(width)
+        self.self_attended = nn.Linear(3 * width, width)
+        self.start_encoder = TaskGRU(width, hidden_size)
+        self.start = nn.Linear(width, 1)
+        self.end_encoder = TaskGRU(2 * width, hidden_size)
+        self.end = nn.Linear(width, 1)
+        self.pooling = nn.Linear(width, 1, bias=False)
+        self.none_hidden = nn.Linear(3 * width, hidden_size)
+        self.none = nn.Linear(hidden_size, 1)
+
+    def forward(
+        self, inputs_ND: Tensor, questions: PackedTexts, contexts: PackedTexts, elmo_NE: Tensor | None = None
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Scores of starts and ends `(packed tokens of the contexts,)`, and of no answer `(batch,)`.
+
+        Args:
+            inputs_ND: `(tokens, input_size)`.
+            questions, contexts: the words of each, a text in each row.
+            elmo_NE: `(tokens, output_elmo_size)`.
+        """
+        question_ME, context_ME = (self._encoded(inputs_ND, texts, elmo_NE) for texts in (questions, contexts))
+        read_MH = self._attend(context_ME, contexts, question_ME, questions)
+        read_MH = read_MH + self._attend_to_itself(read_MH, contexts)
+        start_MH = self.start_encoder(self.dropout(read_MH, contexts.text_N), contexts)
+        end_MH = self.end_encoder(self.dropout(torch.cat([start_MH, read_MH], -1), contexts.text_N), contexts)
+        start_M1, end_M1 = self.start(start_MH), self.end(end_MH)
+        scores = (start_M1, end_M1, self.pooling(read_MH))
+        pooled = [
+            contexts.sum(contexts.softmax(scores_M1) * states_MH)
+            for scores_M1, states_MH in zip(scores, (start_MH, end_MH, read_MH), strict=True)
+        ]
+        none_B = self.none(self.none_hidden(torch.cat(pooled, -1)).relu()).squeeze(-1)
+        return start_M1.squeeze(-1), end_M1.squeeze(-1), none_B
+
+    def _encoded(self, words_ND: Tensor, texts: PackedTexts, elmo_NE: Tensor | None) -> Tensor:
+        encoded_ME = self.dropout(self.encoder(texts.pack(words_ND), texts), texts.text_N)
+        return encoded_ME if elmo_NE is None else torch.cat([encoded_ME, texts.pack(elmo_NE)], -1)
+
+    def _attend(self, context_ME: Tensor, contexts: PackedTexts, question_ME: Tensor, questions: PackedTexts) -> Tensor:
+        found = []
+        for context, question in contexts.pairs(questions):
+            question_RLE, words_R1L = question.read(question_ME), question.mask_RL[:, None]
+            scores_RLL = self.attention(context.read(context_ME), question_RLE)
+            attended_RLE = masked_softmax(scores_RLL, words_R1L, -1) @ question_RLE
+            highest_RL = scores_RLL.masked_fill(~words_R1L, torch.finfo(scores_RLL.dtype).min).amax(-1)
+            found.append((context, torch.cat([attended_RLE, highest_RL[..., None]], -1)))
+        attended_ME, highest_M1 = contexts.join(found).split([context_ME.shape[1], 1], -1)
+        summary_SE = contexts.sum(contexts.softmax(highest_M1) * context_ME)
+        summary_ME = summary_SE.index_select(0, contexts.text_N)
+        joined = [context_ME, attended_ME, context_ME * attended_ME, summary_ME * attended_ME]
+        return fast_linear(self.attended, torch.cat(joined, -1)).relu()
+
+    def _attend_to_itself(self, read_MH: Tensor, contexts: PackedTexts) -> Tensor:
+        states_MH = self.self_encoder(self.dropout(read_MH, contexts.text_N), contexts)
+        states_MH = self.dropout(states_MH, contexts.text_N)
+        found = []
+        for context, _ in contexts.pairs(contexts):
+            states_RLH = context.read(states_MH)
+            others_LL = ~torch.eye(context.mask_RL.shape[1], device=read_MH.device).bool()
+            scores_RLL = self.self_attention(states_RLH, states_RLH)
+            allowed_RLL = context.mask_RL[:, None] & others_LL
+            found.append((context, masked_softmax(scores_RLL, allowed_RLL, -1) @ states_RLH))
+        attended_MH = contexts.join(found)
+        joined_MJ = torch.cat([states_MH, attended_MH, states_MH * attended_MH], -1)
+        return fast_linear(self.self_attended, joined_MJ).relu()
+
+    def initialize_parameters(self):
+        """Glorot-uniform linear layers, biases 0, products of attentions at 0.25. The biGRUs initialize themselves."""
+        glorot_(self)
+        for module in self.modules():
+            if isinstance(module, TrilinearAttention):
+                init.constant_(module.product, FIRST_PRODUCT)
+
+
+class ELMoForQuestionAnswering(ELMoTaskModel):
+    """Finds the answer to a question in a context: BiDAF with self-attention (Clark and Gardner 2017), or a linear
+    layer.
+
+    A row is `tokenizer(question, context)`, which the biLM reads as two texts. The logits cover the whole row. Answers
+    are words of the context; the row's first token means "no answer here". All other logits are very low.
+    """
+
+    network = "reader"
+    default_elmo_placement = "both"
+    custom_pipelines = {
+        "question-answering": {
+            "impl": "modeling_elmo.ELMoQuestionAnsweringPipeline",
+            "pt": ["AutoModelForQuestionAnswering"],
+        }
+    }
+
+    def __init__(self, config: ELMoConfig):
+        super().__init__(config)
+        if self.is_linear:
+            self.qa_outputs = nn.Linear(self.input_size, 2)
+        else:
+            self.reader = SpanReader(self.input_size, self.task_hidden_size, self.task_dropout, self.output_elmo_size)
+        self.post_init()
+
+    @reads_batch
+    def forward(
+        self,
+        character_ids: Tensor | None = None,
+        input_ids: Tensor | None = None,
+        attention_mask: Tensor | None = None,
+        token_type_ids: Tensor | None = None,
+        inputs_embeds: Tensor | None = None,
+        elmo_hidden_states: Tensor | None = None,
+        start_positions: Tensor | None = None,
+        end_positions: Tensor | None = None,
+        output_hidden_states: bool | None = None,
+    ) -> QuestionAnsweringModelOutput:
+        """Computes logits of starts and ends `(batch, time)`, and the mean of their losses if both positions are given.
+
+        Args:
+            character_ids, input_ids, attention_mask, inputs_embeds: as in `ELMoModel`. `input_ids` tell the markers.
+            token_type_ids: `(batch, time)`, 0 at the question and 1 at the context.
+            elmo_hidden_states, output_hidden_states: as in `ELMoForTokenClassification`.
+            start_positions, end_positions: `(batch,)`, position of the answer's first and last token in the row. Both
+                are the row's first token if this context has no answer, and -100 if the row does not count.
+        """
+        inputs = self.read(character_ids, input_ids, attention_mask, token_type_ids, inputs_embeds, elmo_hidden_states)
+        if token_type_ids is None:
+            raise ValueError(
+                "A row has a question and a context: pass the `token_type_ids` of tokenizer(question, context)."
+            )
+        words_BT = word_mask(self.config, inputs.mask_BT, input_ids, inputs_embeds)
+        second_BT = is_second(token_type_ids, inputs.mask_BT)
+        context_BT, first_BT = words_BT & second_BT, inputs.mask_BT & (inputs.mask_BT.cumsum(1) == 1)
+        if self.is_linear:
+            start_BT, end_BT = pad(self.qa_outputs(inputs.tokens_ND), inputs.mask_BT).unbind(-1)
+        else:
+            masks = words_BT & ~second_BT, context_BT
+            questions, contexts = (PackedTexts(each_BT, inputs.mask_BT) for each_BT in masks)
+            *scores, none_B = self.reader(inputs.tokens_ND, questions, contexts, inputs.output_NE)
+            found = (pad(contexts.unpack(each_M, len(inputs.tokens_ND)), inputs.mask_BT) for each_M in scores)
+            start_BT, end_BT = (torch.where(first_BT, none_B[:, None], each_BT) for each_BT in found)
+        allowed_BT = context_BT | first_BT
+        lowest = torch.finfo(start_BT.dtype).min / 4  # the sum of a start and an end stays finite
+        logits = [each_BT.masked_fill(~allowed_BT, lowest) for each_BT in (start_BT, end_BT)]
+        return QuestionAnsweringModelOutput(
+            loss=self._loss(logits, start_positions, end_positions, allowed_BT),
+            start_logits=logits[0],
+            end_logits=logits[1],
+            hidden_states=self._requested(inputs, output_hidden_states),
+        )
+
+    def _loss(self, logits: list[Tensor], start_positions, end_positions, allowed_BT: Tensor) -> Tensor | None:
+        if start_positions is None and end_positions is None:
+            return None
+        if start_positions is None or end_positions is None:
+            raise ValueError("Pass `start_positions` and `end_positions` together.")
+        start_B = self._checked_positions("start_positions", start_positions, allowed_BT)
+        end_B = self._checked_positions("end_positions", end_positions, allowed_BT)
+        losses = [
+            F.cross_entropy(each_BT, position_B, reduction="sum") / (position_B != NO_LABEL).sum().clamp(min=1)
+            for each_BT, position_B in zip(logits, (start_B, end_B), strict=True)
+        ]
+        return (losses[0] + losses[1]) / 2 + self.penalty()
+
+    def _checked_positions(self, name: str, position_B: Tensor, allowed_BT: Tensor) -> Tensor:
+        check_ids(name, position_B, (len(allowed_BT),))
+        position_B = position_B.long()
+        inside_B = (position_B >= 0) & (position_B < allowed_BT.shape[1])
+        allowed_B = inside_B & allowed_BT.gather(1, (position_B * inside_B)[:, None]).squeeze(1)
+        wrong_B = ~allowed_B & (position_B != NO_LABEL)
+        if wrong_B.any():
+            row = int(wrong_B.nonzero()[0])
+            raise ValueError(
+                f"`{name}` is {int(position_B[row])} in row {row}, which is not a word of the context. Pass the "
+                "position of a word, or of the row's first token if there is no answer."
+            )
+        return position_B

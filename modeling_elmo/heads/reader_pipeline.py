@@ -1,0 +1,174 @@
+"""Question answering as a pipeline: `pipeline("question-answering", model=..., trust_remote_code=True)`.
+
+transformers removed its own pipeline of this name. This one travels with all `ELMoForQuestionAnswering` checkpoints and
+always needs `trust_remote_code=True`. After `import modeling_elmo`, `"extractive-question-answering"` does not need it.
+
+Shape suffixes: T positions of a window; K answers.
+"""
+
+import math
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import zip_longest
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils.data import Dataset
+from transformers import BatchEncoding, PreTrainedTokenizerBase
+from transformers.pipelines.base import ChunkPipeline
+
+from .pipeline_inputs import check_integers, check_numbers, readable
+
+
+class ELMoQuestionAnsweringPipeline(ChunkPipeline):
+    """Answers questions from contexts.
+
+        answer = pipe(question="Who wrote it?", context="It was written by Ada.")
+        answers = pipe(question=["Who wrote it?", "What did she write?"], context="It was written by Ada.")
+        answers = pipe([{"question": ..., "context": ...}, ...], batch_size=8)
+        for answer in pipe(dataset, batch_size=8): ...  # a torch `Dataset` or a generator of such dictionaries
+
+    An answer is a dictionary: `score`, the product of the probabilities of its first and its last word; `start` and
+    `end`, character positions in the context; `answer`, the text between them. With `top_k` above 1 the pipeline
+    returns a list of answers.
+
+    Args:
+        top_k: number of answers, best first.
+        max_answer_len: maximum words per answer (17 in the paper).
+        handle_impossible_answer: whether "" can be an answer.
+        max_seq_len: maximum words per window, with question, context and markers. Longer contexts are read in windows.
+        doc_stride: number of words that neighboring windows share. Default: 128, or half of a shorter window.
+    """
+
+    default_input_names = "question,context"
+
+    def __call__(self, inputs: Any = None, question: Any = None, context: Any = None, **options: Any) -> Any:
+        are_lists = [isinstance(each, Iterable) and not isinstance(each, str) for each in (question, context)]
+        if inputs is None and isinstance(question, str) and isinstance(context, str):
+            inputs = {"question": question, "context": context}
+        elif inputs is None and are_lists[0] and isinstance(context, str):
+            inputs = [{"question": each, "context": context} for each in question]
+        elif inputs is None and all(are_lists):
+            inputs = [{"question": q, "context": c} for q, c in zip_longest(question, context)]
+        elif inputs is None or question is not None or context is not None:
+            raise ValueError("Pass question=... and context=..., or a dictionary with both, or a list of dictionaries.")
+        if not isinstance(inputs, (dict, str)) and isinstance(inputs, (Iterable, Dataset)):
+            inputs = readable(inputs)
+        return [] if inputs == [] else super().__call__(inputs, **options)
+
+    def _sanitize_parameters(self, **options: Any) -> tuple[dict, dict, dict]:
+        check_integers(options, top_k=1, max_answer_len=1, max_seq_len=1, doc_stride=0)
+        for_windows = {name: options.pop(name) for name in ("max_seq_len", "doc_stride") if name in options}
+        return for_windows, {}, options
+
+    def preprocess(
+        self, example: dict[str, str], max_seq_len: int = 384, doc_stride: int | None = None
+    ) -> Iterator[dict]:
+        for name in ("question", "context"):
+            text = example.get(name) if isinstance(example, dict) else None
+            if not isinstance(text, str) or not text.strip():
+                raise ValueError(f"`{name}` is {text!r:.80} in {example!r:.80}; pass a `question` and a `context`.")
+        stride = min(128, max_seq_len // 2) if doc_stride is None else doc_stride
+        windows = self.tokenizer(
+            example["question"],
+            example["context"],
+            truncation="only_second",
+            max_length=max_seq_len,
+            stride=stride,
+            return_overflowing_tokens=True,
+            return_offsets_mapping=True,
+        )
+        if 1 not in windows.sequence_ids(0):
+            raise ValueError(f"The context {example['context']!r:.80} has no words; pass a text with words.")
+        offsets = characters_of_contexts(windows, self.tokenizer)
+        names = self.tokenizer.model_input_names
+        for number, characters in enumerate(offsets):
+            inputs = self.tokenizer.pad({name: [windows[name][number]] for name in names}, return_tensors="pt")
+            yield {"example": example, "offsets": characters, "is_last": number == len(offsets) - 1, **inputs}
+
+    def _forward(self, window: dict[str, Any]) -> dict[str, Any]:
+        kept = {name: window.pop(name) for name in ("example", "offsets", "is_last")}
+        output = self.model.eval()(**window, return_dict=True)  # also if it was just trained
+        return {**kept, "start": output.start_logits, "end": output.end_logits, "mask": window["attention_mask"]}
+
+    def postprocess(
+        self,
+        windows: Iterable[dict[str, Any]],
+        top_k: int = 1,
+        max_answer_len: int = 17,
+        handle_impossible_answer: bool = False,
+    ) -> Any:
+        windows = list(windows)
+        parts = []
+        for window in windows:
+            real_T = window["mask"][0].bool()  # padding may be on either side
+            parts.append((window["start"][0][real_T], window["end"][0][real_T], window["offsets"]))
+        found, none = best_answers(parts, max_answer_len, top_k)
+        context = windows[0]["example"]["context"]
+        answers: list[dict[str, Any]] = [
+            {"score": math.exp(score), "start": start, "end": end, "answer": context[start:end]}
+            for score, start, end in found
+        ]
+        if handle_impossible_answer:
+            answers.append({"score": math.exp(none), "start": 0, "end": 0, "answer": ""})
+        answers = sorted(answers, key=lambda answer: answer["score"], reverse=True)[:top_k]
+        return answers if top_k > 1 else answers[0]
+
+
+def best_answers(
+    windows: Iterable[tuple[Tensor, Tensor, Sequence[Sequence[int] | None]]], max_length: int, count: int
+) -> tuple[list[tuple[float, int, int]], float]:
+    """The best answers in all windows of one context.
+
+    Args:
+        windows: for each window the logits `start (time,)` and `end (time,)` without padding, and the offsets of each
+            token in the context: first character and end, or `None` for a token that is not a word of the context.
+        max_length: maximum words per answer.
+        count: number of answers.
+
+    Returns:
+        Answers `(log-probability, first character, end)` in descending order, and the log-probability that there is no
+        answer: the lowest of all windows.
+    """
+    found: dict[tuple[int, int], float] = {}
+    none = 0.0
+    for start_T, end_T, offsets in windows:
+        check_numbers(torch.stack([start_T, end_T]))
+        context_T = torch.tensor([pair is not None for pair in offsets])
+        scores_TT, nothing = _span_scores(start_T, end_T, context_T, max_length)
+        none = min(none, nothing)
+        scores_K, places_K = scores_TT.flatten().topk(min(count, scores_TT.numel()))
+        for score, place in zip(scores_K.tolist(), places_K.tolist(), strict=True):
+            if score > -torch.inf:
+                first, last = divmod(place, len(offsets))
+                characters = (offsets[first][0], offsets[last][1])
+                found[characters] = max(score, found.get(characters, score))
+    answers = sorted(((score, *characters) for characters, score in found.items()), key=lambda answer: -answer[0])
+    return answers[:count], none
+
+
+def _span_scores(start_T: Tensor, end_T: Tensor, context_T: Tensor, max_length: int) -> tuple[Tensor, float]:
+    """Log-probabilities of all spans of the context, by first and last word, and of "no answer", the first token."""
+    outside_T = ~context_T
+    outside_T[0] = False
+    start_T, end_T = (each_T.float().masked_fill(outside_T, -torch.inf).log_softmax(0) for each_T in (start_T, end_T))
+    near_TT = torch.ones(len(context_T), len(context_T), dtype=torch.bool).triu().tril(max_length - 1)
+    valid_TT = context_T[:, None] & context_T & near_TT
+    return (start_T[:, None] + end_T).masked_fill(~valid_TT, -torch.inf), float(start_T[0] + end_T[0])
+
+
+def characters_of_contexts(
+    windows: BatchEncoding, tokenizer: PreTrainedTokenizerBase
+) -> list[list[tuple[int, int] | None]]:
+    """The offsets of each token in its context, for rows of a question and a window of the context.
+
+    `None` for tokens that are not words of the context. A marker that the context spells out is not a word either.
+    """
+    markers = (tokenizer.bos_token_id, tokenizer.eos_token_id)
+    return [
+        [
+            pair if text == 1 and word not in markers else None
+            for pair, text, word in zip(pairs, windows.sequence_ids(row), windows["input_ids"][row], strict=True)
+        ]
+        for row, pairs in enumerate(windows["offset_mapping"])
+    ]

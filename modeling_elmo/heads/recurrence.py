@@ -1,0 +1,153 @@
+"""BiRNNs over packed texts, and dropout that is the same at all steps of a text.
+
+Shape suffixes: B rows; T time; N packed tokens; D width of the input; E width of vectors between layers; H hidden size;
+G gates, 3 or 4 times H.
+"""
+
+from typing import cast
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.nn.utils.rnn import PackedSequence
+from transformers import initialization as init
+
+from ..kernels.plan import choose_backend
+from ..kernels.products import fast_product
+from ..kernels.rnn import BothWaysGRU, BothWaysLSTM
+from ..kernels.torch_state import is_unmodified, product_dtype
+from .texts import PaddedTexts, Texts, _on_host
+
+
+class VariationalDropout(nn.Module):
+    """Dropout with the same mask at all time steps of a text (Gal and Ghahramani 2016)."""
+
+    def __init__(self, rate: float):
+        super().__init__()
+        self.rate = rate
+
+    def forward(self, x_ND: Tensor, text_N: Tensor) -> Tensor:
+        """Shape: `x_ND` `(tokens, width)`, like the result; `text_N` `(tokens,)`, the text of each token."""
+        if not self.training or not self.rate or not len(x_ND):
+            return x_ND
+        return x_ND * F.dropout(x_ND.new_ones(int(text_N.max()) + 1, x_ND.shape[1]), self.rate)[text_N]
+
+
+class TaskRNN(nn.Module):
+    """A biRNN over packed texts, with variational dropout between its layers.
+
+    `torch.nn` defines it; `read_both_ways` computes it on CPU.
+
+    Args:
+        hidden_size: width of one direction. `output_size` is twice this.
+        between_size: width of further vectors that the second layer reads beside the output of the first. 0: none.
+    """
+
+    cell: type[nn.LSTM] | type[nn.GRU]
+
+    def __init__(
+        self, input_size: int, hidden_size: int, num_layers: int = 1, dropout: float = 0.0, between_size: int = 0
+    ):
+        super().__init__()
+        self.output_size = 2 * hidden_size
+        sizes = [input_size, self.output_size + between_size, *[self.output_size] * (num_layers - 2)][:num_layers]
+        self.layers = nn.ModuleList(self.cell(size, hidden_size, bidirectional=True) for size in sizes)
+        self.dropout = VariationalDropout(dropout)
+
+    @torch.compiler.disable  # a traced loop over time would be compiled again for every length
+    def forward(self, x_ND: Tensor, texts: Texts, between_NE: Tensor | None = None) -> Tensor:
+        """Reads each text in both directions.
+
+        Args:
+            x_ND: `(tokens, input_size)`, packed tokens.
+            between_NE: `(tokens, between_size)`, for the second layer.
+
+        Returns:
+            `(tokens, output_size)`, forward half first.
+        """
+        for depth, layer in enumerate(self.layers):
+            x_ND = self.dropout(x_ND, texts.text_N) if depth else x_ND
+            if depth == 1 and between_NE is not None:
+                x_ND = torch.cat([x_ND, between_NE], dim=-1)
+            x_ND = read_both_ways(layer, x_ND, texts)
+        return x_ND
+
+    @torch.no_grad()
+    def initialize_parameters(self):
+        """Input matrices Glorot-uniform, recurrent ones orthogonal for each gate (Saxe et al. 2014), biases 0.
+
+        The forget gate of an LSTM has an input bias of 1 (Jozefowicz et al. 2015).
+        """
+        is_lstm = self.cell is nn.LSTM  # with the gates i, f, g, o, not r, z, n
+        for name, parameter in self.layers.named_parameters():
+            if ".weight_ih" in name:
+                init.xavier_uniform_(parameter)
+            else:
+                reset_gates_(parameter, 4 if is_lstm else 3, has_forget_gate=is_lstm and ".bias_hh" not in name)
+
+
+class TaskLSTM(TaskRNN):
+    cell = nn.LSTM
+
+
+class TaskGRU(TaskRNN):
+    cell = nn.GRU
+
+
+def read_both_ways(layer: nn.Module, x_ND: Tensor, texts: Texts) -> Tensor:
+    """Outputs of a bidirectional layer, `(tokens, 2 * hidden_size)`.
+
+    Args:
+        layer: a bidirectional `nn.GRU` or `nn.LSTM` with biases.
+        x_ND: `(tokens, input_size)`, packed tokens.
+    """
+    if isinstance(texts, PaddedTexts):
+        return torch.cat([_scan_layer(layer, x_ND, texts, suffix) for suffix in ("", "_reverse")], -1)
+    kind, tensors = (product_dtype(x_ND), x_ND.device), (x_ND, *layer.parameters())
+    is_plain = all((p.dtype, p.device) == kind for p in tensors) and is_unmodified(layer, (nn.GRU, nn.LSTM))
+    if not is_plain or choose_backend([], *tensors)[0] == "reference":
+        if not len(x_ND):  # which `torch.nn` refuses; gradients are zeros and not missing
+            width = 2 * cast(nn.LSTM, layer).hidden_size
+            return x_ND.new_zeros(0, width) + sum(0 * weight.sum() for weight in layer.parameters())
+        return layer(PackedSequence(x_ND, _on_host(texts.batch_sizes)))[0].data
+    weights, recurrent, biases, recurrent_biases = (
+        [getattr(layer, name), getattr(layer, f"{name}_reverse")]
+        for name in ("weight_ih_l0", "weight_hh_l0", "bias_ih_l0", "bias_hh_l0")
+    )
+    gates_N2G = fast_product(x_ND, torch.cat(weights), torch.cat(biases))
+    function = BothWaysGRU if isinstance(layer, nn.GRU) else BothWaysLSTM
+    return function.apply(gates_N2G, torch.stack(recurrent), torch.stack(recurrent_biases), texts.both_ways)
+
+
+def _scan_layer(layer: nn.Module, x_ND: Tensor, texts: PaddedTexts, suffix: str) -> Tensor:
+    """Outputs of one direction of an LSTM, `(batch * time, hidden_size)`, as `torch.export` traces them."""
+    names = ("weight_ih_l0", "weight_hh_l0", "bias_ih_l0", "bias_hh_l0")
+    weight, recurrent, bias, recurrent_bias = (getattr(layer, name + suffix) for name in names)
+
+    def step(gates_BG: Tensor, states_B2H: Tensor) -> Tensor:
+        h_BH, c_BH = states_B2H.chunk(2, -1)
+        enter, forget, new, output = (gates_BG + F.linear(h_BH, recurrent, recurrent_bias)).chunk(4, -1)
+        c_BH = forget.sigmoid() * c_BH + enter.sigmoid() * new.tanh()
+        return torch.cat([output.sigmoid() * c_BH.tanh(), c_BH], -1)
+
+    zeros_B2H = x_ND.new_zeros(texts.mask_BT.shape[0], 2 * recurrent.shape[1])
+    return texts.scan(step, zeros_B2H, F.linear(x_ND, weight, bias), reverse=bool(suffix))[1].chunk(2, -1)[0]
+
+
+def reset_gates_(parameter: Tensor, gates: int, has_forget_gate: bool = True):
+    """Orthogonal matrices of all gates; or their biases, 0, and 1 at the second gate if it forgets."""
+    parts = parameter.chunk(gates)
+    if parameter.dim() > 1:
+        parts = tuple(init.orthogonal_(torch.empty_like(part)) for part in parts)
+    else:
+        parts = tuple(torch.full_like(part, has_forget_gate and k == 1) for k, part in enumerate(parts))
+    init.copy_(parameter, torch.cat(parts))
+
+
+def glorot_(module: nn.Module, *types: type[nn.Module]):
+    """Glorot-uniform weights in all parts of these types (default: linear layers), and biases 0."""
+    for part in module.modules():
+        if isinstance(part, types or nn.Linear):
+            init.xavier_uniform_(part.weight)
+            if getattr(part, "bias", None) is not None:
+                init.zeros_(part.bias)

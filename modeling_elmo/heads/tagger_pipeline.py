@@ -1,0 +1,27 @@
+"""Tags of words as a pipeline: the stock `token-classification`, for tokens that are words."""
+
+from typing import Any
+
+from transformers import TokenClassificationPipeline
+
+
+class ELMoTokenClassificationPipeline(TokenClassificationPipeline):
+    """The stock pipeline `token-classification` for tokens that are words, with scores that are plain numbers.
+
+    Scores of numpy are no JSON, and a token of another length than its text (`...` for an ellipsis) would be a piece of
+    a word.
+
+    Models that are not ELMo get the stock pipeline itself.
+    """
+
+    def __new__(cls, *args: Any, model: Any = None, **options: Any) -> Any:
+        if model is None or model.config.model_type == "elmo":  # without a model: a copy
+            return super().__new__(cls)
+        return TokenClassificationPipeline(*args, model=model, **options)
+
+    def gather_pre_entities(self, *args: Any, **options: Any) -> list[dict[str, Any]]:
+        return [{**word, "is_subword": False} for word in super().gather_pre_entities(*args, **options)]
+
+    def postprocess(self, *args: Any, **options: Any) -> list[dict[str, Any]]:
+        found = super().postprocess(*args, **options)
+        return [{**entity, "score": float(entity["score"])} for entity in found]

@@ -1,0 +1,343 @@
+"""What all task models share (section 3.3): a biLM, the mixes of its layers, and word features of the head's own.
+
+A head's network reads `[x_k; ELMo_k]`. `x_k` are word vectors and a character CNN that are trained with the task. The
+networks compute real tokens only.
+
+Shape suffixes, in all heads: B rows of the batch; T time; N real tokens of the batch, row after row; D width of the
+words that a network reads; E width of an ELMo vector; H width of an encoder's output; K labels.
+"""
+
+from collections.abc import Callable
+from functools import wraps
+from typing import Any, Literal, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from transformers import initialization as init
+
+from ..base import ELMoPreTrainedModel
+from ..configuration_elmo import ELMoConfig
+from ..encoder import distinct_rows
+from ..inputs import (
+    check_floats,
+    check_range,
+    option_that_takes_labels,
+    pad,
+    returns_output,
+    token_mask,
+    unpad,
+    warn_once,
+)
+from ..kernels.torch_state import is_exporting, is_hooked, to_device
+from ..modeling_elmo import ELMoCharacterEncoder, ELMoModel, ScalarMix
+from .recurrence import VariationalDropout
+
+
+class TokenFeatures(nn.Module):
+    """Word vectors for `input_ids` and a character CNN, both trained with the task. One of the two may be missing.
+
+    Args:
+        config: the head's options.
+        word_vector_std: standard deviation of new word vectors. Default: vectors have length 1.
+    """
+
+    def __init__(self, config: ELMoConfig, word_vector_std: float | None = None):
+        super().__init__()
+        words, width = config.vocab_size, config.task_word_embedding_size
+        self.word_vector_std = word_vector_std
+        self.word_embeddings = nn.Embedding(words, width, config.pad_token_id) if width else None
+        self.char_encoder = ELMoCharacterEncoder(_character_config(config)) if config.task_has_characters else None
+        filters = config.task_char_cnn_filters if config.task_has_characters else []
+        self.output_size = width + sum(number for _, number in filters)
+
+    def initialize_parameters(self):
+        if self.word_embeddings is not None:
+            std = self.word_vector_std or self.word_embeddings.embedding_dim**-0.5
+            init.normal_(self.word_embeddings.weight, std=std)
+
+    def forward(self, character_ids: Tensor | None, input_ids: Tensor | None, mask_BT: Tensor) -> Tensor:
+        """`x_k` of every real token: `(tokens, output_size)`."""
+        features = []
+        if self.word_embeddings is not None:
+            assert input_ids is not None
+            features.append(self.word_embeddings(unpad(input_ids, mask_BT).long()))
+        if self.char_encoder is not None:
+            assert character_ids is not None
+            if is_hooked(self.char_encoder) or is_exporting():  # a hook sees every position
+                features.append(unpad(self.char_encoder(character_ids.long()), mask_BT))
+            else:
+                distinct_UW, index_N = distinct_rows(unpad(character_ids.long(), mask_BT))
+                features.append(self.char_encoder(distinct_UW)[index_N])
+        return torch.cat(features, dim=-1)
+
+
+def _character_config(config: ELMoConfig) -> ELMoConfig:
+    """The configuration of the head's own character encoder."""
+    return ELMoConfig(
+        char_vocab_size=config.char_vocab_size,
+        char_embedding_size=config.task_char_embedding_size,
+        char_cnn_filters=config.task_char_cnn_filters,
+        num_highway_layers=0,
+        max_word_length=config.max_word_length,
+    )
+
+
+LONGEST_ROW = 2**14  # tokens; to compare two such texts takes 1 GB
+Placement = Literal["input", "between", "output", "both"]
+
+
+class NetworkDefaults(NamedTuple):
+    """Options of a head's network that the configuration may leave open."""
+
+    hidden_size: int
+    dropout: float
+    num_layers: int = 1
+    # Standard deviation of new word vectors. `None`: vectors of length 1.
+    word_vector_std: float | None = None
+
+
+NETWORK_DEFAULTS = {
+    "linear": NetworkDefaults(0, 0.0),
+    "tagger": NetworkDefaults(200, 0.5, num_layers=2),
+    "roles": NetworkDefaults(300, 0.1, num_layers=8),
+    "coreference": NetworkDefaults(200, 0.2),
+    "bcn": NetworkDefaults(300, 0.3),
+    "esim": NetworkDefaults(300, 0.5),
+    # The reader's attention multiplies word vectors and learns late if they are small; GloVe's deviate by about 0.4.
+    # (A tagger without ELMo loses 4 points of accuracy with 0.4.)
+    "reader": NetworkDefaults(90, 0.2, word_vector_std=0.4),
+}
+
+
+class TaskInputs(NamedTuple):
+    """Input of a head's network: vectors of the real tokens.
+
+    Shape:
+        tokens_ND: `(tokens, width)`, `[x_k; ELMo_k]`, or one of the two.
+        between_NE: `(tokens, hidden_size)`, ELMo for the input of a tagger's second biLSTM, or `None`.
+        output_NE: the same for the output of the first biRNN.
+        mask_BT: `(batch, time)` bool, the token mask.
+        hidden_states: the layers of the biLM, each `(tokens, hidden_size)`, or `None` without a biLM.
+    """
+
+    tokens_ND: Tensor
+    between_NE: Tensor | None
+    output_NE: Tensor | None
+    mask_BT: Tensor
+    hidden_states: tuple[Tensor, ...] | None
+
+
+def row_numbers(mask_BT: Tensor) -> Tensor:
+    """The row of each real token: `(tokens,)`."""
+    return unpad(torch.arange(mask_BT.shape[0], device=mask_BT.device)[:, None].expand_as(mask_BT), mask_BT)
+
+
+def is_second(token_type_ids: Tensor, mask_BT: Tensor) -> Tensor:
+    """The tokens of the second text, `(batch, time)` bool. Raises an error if `token_type_ids` name a third text."""
+    types_BT = token_type_ids.masked_fill(~mask_BT, 0)
+    if ((types_BT != 0) & (types_BT != 1)).any():
+        raise ValueError(
+            f"`token_type_ids` has values from {types_BT.min()} to {types_BT.max()}; pass 0 at the first text and 1 at "
+            "the second."
+        )
+    return types_BT == 1
+
+
+def reads_batch(forward: Callable[..., Any]) -> Callable[..., Any]:
+    """`returns_output` for the `forward` of a head, whose inputs and labels may be on the CPU, as the biLM's may."""
+
+    def moved(value: Any, device: torch.device) -> Any:
+        return to_device(value, device) if isinstance(value, Tensor) else value
+
+    @wraps(forward)
+    def on_device(self, *args, **kwargs):
+        arguments = [moved(value, self.device) for value in args]
+        return forward(self, *arguments, **{name: moved(value, self.device) for name, value in kwargs.items()})
+
+    return returns_output(on_device)
+
+
+class ELMoTaskModel(ELMoPreTrainedModel):
+    """Common part of all heads (section 3.3).
+
+    A biLM, frozen unless `freeze_bilm` is False; a mix of its layers at each place where ELMo enters; and `x_k`: word
+    vectors and a character CNN that are trained with the task.
+
+    Attributes:
+        network: the key of `NETWORK_DEFAULTS` unless the head is linear.
+        default_elmo_placement: where ELMo enters the network if the configuration does not say.
+    """
+
+    network: str
+    default_elmo_placement: Placement = "input"
+
+    def __init__(self, config: ELMoConfig):
+        super().__init__(config)
+        config.validate_head()
+        placement, defaults = self.resolve_elmo_placement(config), NETWORK_DEFAULTS[self.network_name(config)]
+        self.is_linear = self.network_name(config) == "linear"
+        self.task_hidden_size = config.task_hidden_size or defaults.hidden_size
+        self.task_dropout = defaults.dropout if config.task_dropout is None else config.task_dropout
+        self.task_num_layers = config.task_num_layers or defaults.num_layers
+        self.num_labels = config.num_labels
+        if config.use_elmo:  # transformers would take an attribute `elmo` that is `None` for the base model
+            self.elmo = ELMoModel(config, add_mixing_layer=False)
+        places = {"both": ("input", "output")}.get(placement, (placement,)) if config.use_elmo else ()
+        # Not named `scalar_mix`, as the biLM's own mix is: loading would confuse the two.
+        self.input_mix = ScalarMix(config) if "input" in places else None
+        self.between_mix = ScalarMix(config) if "between" in places else None
+        self.output_mix = ScalarMix(config) if "output" in places else None
+        self.dropout = nn.Dropout(config.elmo_dropout)
+        has_features = not self.is_linear and (config.task_word_embedding_size or config.task_has_characters)
+        self.token_features = TokenFeatures(config, defaults.word_vector_std) if has_features else None
+        self.feature_dropout: nn.Module = VariationalDropout(self.task_dropout)
+        feature_size = self.token_features.output_size if self.token_features else 0
+        self.input_size = config.hidden_size * ("input" in places) + feature_size
+        self.output_elmo_size = config.hidden_size * ("output" in places)
+
+    @classmethod
+    def network_name(cls, config: ELMoConfig) -> str:
+        """The key of `NETWORK_DEFAULTS` that the configuration selects for this class."""
+        return "linear" if config.head == "linear" else cls.network
+
+    @classmethod
+    def resolve_elmo_placement(cls, config: ELMoConfig) -> Placement:
+        """Where ELMo enters the network: `config.elmo_placement`, or the default of this class if it is `None`.
+
+        Raises:
+            ValueError: a linear head without ELMo, or with ELMo anywhere but at its input; another head than a tagger,
+                or a tagger of one biLSTM, with ELMo between two.
+        """
+        if config.elmo_placement == "between" and (cls.network_name(config) != "tagger" or config.task_num_layers == 1):
+            raise ValueError(
+                "elmo_placement='between' is the place between two biLSTMs of a tagger, but this is "
+                f"{cls.__name__} with head={config.head!r} and task_num_layers={config.task_num_layers}. Pass 'input', "
+                "'output' or 'both'."
+            )
+        if cls.network_name(config) != "linear":
+            return config.elmo_placement or cls.default_elmo_placement
+        if not config.use_elmo or config.elmo_placement not in (None, "input"):
+            raise ValueError(
+                f"A linear head reads ELMo at its input, but use_elmo={config.use_elmo} and elmo_placement="
+                f"{config.elmo_placement!r}. Pass head='paper' (and classifier='bcn') for a network of its own."
+            )
+        return "input"
+
+    def _freeze_as_configured(self):
+        if self.config.use_elmo and self.config.freeze_bilm:
+            self.elmo.freeze()
+        if self.token_features is not None and self.token_features.word_embeddings is not None:
+            self.token_features.word_embeddings.requires_grad_(not self.config.freeze_word_embeddings)
+
+    def get_input_embeddings(self) -> nn.Embedding:
+        """The biLM's embedding; without a biLM, the head's own word vectors or characters."""
+        if self.config.use_elmo:
+            return self.elmo.get_input_embeddings()
+        features = self.token_features
+        return features.word_embeddings or features.char_encoder.char_embeddings
+
+    def set_input_embeddings(self, value: nn.Embedding):
+        """Replaces what `get_input_embeddings` returns, by a table of the same shape."""
+        if self.config.use_elmo:
+            self.elmo.set_input_embeddings(value)
+        elif self.token_features.word_embeddings is not None:
+            self.token_features.word_embeddings = value
+        else:
+            self.token_features.char_encoder.char_embeddings = value
+        self._freeze_as_configured()
+
+    def mixes(self) -> dict[str, ScalarMix]:
+        """The mix at each place where ELMo enters: `"input"`, `"between"`, `"output"`."""
+        places = {"input": self.input_mix, "between": self.between_mix, "output": self.output_mix}
+        return {place: mix for place, mix in places.items() if mix is not None}
+
+    def penalty(self) -> Tensor | float:
+        """`lambda * ||s||^2` of all mixes, a part of the loss."""
+        return sum((mix.penalty() for mix in self.mixes().values()), 0.0)
+
+    def read(
+        self, character_ids, input_ids, attention_mask, token_type_ids, inputs_embeds, elmo_hidden_states
+    ) -> TaskInputs:
+        """Checks a head's inputs and embeds its tokens."""
+        inputs = (character_ids, input_ids, attention_mask, token_type_ids, inputs_embeds)
+        mask_BT = token_mask(self.config, *inputs)
+        if not is_exporting() and mask_BT.shape[1] > LONGEST_ROW:
+            raise ValueError(
+                f"The longest row has {mask_BT.shape[1]} tokens. Heads read up to {LONGEST_ROW}: split it."
+            )
+        layers = None
+        if elmo_hidden_states is not None:
+            layers = self._given_layers(elmo_hidden_states, mask_BT)
+        elif self.config.use_elmo:
+            layers = self.bilm_layers(inputs, mask_BT)
+        elmo = {place: self.dropout(mix(layers, mask_BT)) for place, mix in self.mixes().items()}
+        tokens = [elmo["input"]] if "input" in elmo else []
+        if self.token_features is not None:
+            self._check_features(inputs_embeds, character_ids, input_ids)
+            tokens.insert(0, self._drop_out(self.token_features(character_ids, input_ids, mask_BT), mask_BT))
+        return TaskInputs(torch.cat(tokens, dim=-1), elmo.get("between"), elmo.get("output"), mask_BT, layers)
+
+    def bilm_layers(self, inputs: tuple[Tensor | None, ...], mask_BT: Tensor) -> tuple[Tensor, ...]:
+        """All layers of the biLM at the real tokens, each `(tokens, hidden_size)`. The inputs are those of `read`."""
+        return self.elmo(*inputs, unpadded=True, return_dict=True).hidden_states
+
+    def _drop_out(self, features_ND: Tensor, mask_BT: Tensor) -> Tensor:
+        return self.feature_dropout(features_ND, row_numbers(mask_BT))
+
+    def label_names(self) -> tuple[str, ...]:
+        """The names of the labels in the order of their ids.
+
+        Raises:
+            ValueError: an id has no name.
+        """
+        names = self.config.id2label
+        if set(names) != set(range(self.num_labels)) or not all(isinstance(name, str) for name in names.values()):
+            raise ValueError(f"`config.id2label` is {names}; pass a name for each id from 0 to {self.num_labels - 1}.")
+        return tuple(names[label] for label in range(self.num_labels))
+
+    def _given_layers(self, elmo_hidden_states: Tensor, mask_BT: Tensor) -> tuple[Tensor, ...]:
+        if not (self.config.use_elmo and self.config.freeze_bilm):
+            raise ValueError(
+                f"`elmo_hidden_states` need a frozen biLM, but use_elmo={self.config.use_elmo} and freeze_bilm="
+                f"{self.config.freeze_bilm}. Leave them out, or set both options."
+            )
+        batch, time = mask_BT.shape
+        shape = (batch, self.config.num_hidden_layers + 1, time, self.config.hidden_size)
+        check_floats("elmo_hidden_states", elmo_hidden_states, shape)
+        return tuple(unpad(layer, mask_BT) for layer in elmo_hidden_states.to(self.dtype).unbind(1))
+
+    def _check_features(self, inputs_embeds, character_ids, input_ids):
+        if inputs_embeds is not None:
+            raise ValueError(
+                "`inputs_embeds` replace the words of the biLM, but this head also reads words itself. Pass "
+                "`character_ids` and `input_ids`, or use head='linear'."
+            )
+        if self.token_features.char_encoder is not None:
+            check_range("character_ids", character_ids, self.config.char_vocab_size)
+        if self.token_features.word_embeddings is not None:
+            if input_ids is None:
+                raise ValueError("This head has word vectors: pass `input_ids` with `character_ids`.")
+            check_range("input_ids", input_ids, self.config.vocab_size)
+
+    def _warn_without_labels(self, part: str | None, loss: str | None = None):
+        """Warns in training that another loss is computed from `logits`.
+
+        Args:
+            part: what only the model's own loss trains.
+            loss: the model's own loss, if Trainer's label smoothing is wrong in its place.
+        """
+        if not self.training or not torch.is_grad_enabled():
+            return
+        option = option_that_takes_labels()
+        part = part or ("the penalty of `scalar_mix_l2`" if self.config.scalar_mix_l2 else None)
+        lost = part if option is None else part or loss
+        advice = "Pass them" if option is None else f"Trainer takes them away for its `{option}`; leave it out"
+        if lost:
+            message = f"{type(self).__name__} receives no `labels` in training, so that {lost} is not trained. {advice}"
+            warn_once(self, f"{message}, unless you mean to train with another loss of `logits`.")
+
+    def _requested(self, inputs: TaskInputs, output_hidden_states: bool | None) -> tuple[Tensor, ...] | None:
+        show = self.config.output_hidden_states if output_hidden_states is None else output_hidden_states
+        if not show or inputs.hidden_states is None:
+            return None
+        return tuple(pad(layer, inputs.mask_BT) for layer in inputs.hidden_states)

@@ -1,0 +1,1 @@
+"""How ELMo is fast: the kernels, and what decides between them. They know weights and options, and no model."""

@@ -1,0 +1,64 @@
+"""Scores and predictions of words in texts."""
+
+import math
+
+import pytest
+import torch
+
+from modeling_elmo import ELMoConfig, ELMoForPreTraining, ELMoTokenizer
+from modeling_elmo.prediction import predict_texts, score_texts
+
+WORDS = ["the", "cat", "sat", "on", "mat", "."]
+TEXTS = ["the cat sat on the mat .", ["the", "dog", "sat"], ""]
+
+
+@pytest.fixture(scope="module")
+def pair():
+    tokenizer = ELMoTokenizer(vocab=["<S>", "</S>", "<UNK>", *WORDS], pre_tokenization="whitespace")
+    torch.manual_seed(0)
+    return ELMoForPreTraining(ELMoConfig.from_preset("tiny", vocab_size=len(tokenizer))).eval(), tokenizer
+
+
+@pytest.mark.parametrize("batch_size", [1, 2, 32])
+def test_every_word_has_its_scores(pair, batch_size):
+    scores = score_texts(*pair, TEXTS, batch_size=batch_size)
+    words = [["<S>", *(text.split() if isinstance(text, str) else text), "</S>"] for text in TEXTS]
+    assert [[score.word for score in text] for text in scores] == words
+    for text, row in zip(words, scores, strict=True):
+        assert row[0].forward is None and row[-1].backward is None
+        model, tokenizer = pair
+        alone = tokenizer([text[1:-1]], is_split_into_words=True, return_tensors="pt")
+        loss = model(**alone, labels=alone["input_ids"])
+        count = len(text) - 1
+        assert sum(score.forward for score in row[1:]) / count == pytest.approx(-loss.forward_loss.item(), abs=1e-5)
+        assert sum(score.backward for score in row[:-1]) / count == pytest.approx(-loss.backward_loss.item(), abs=1e-5)
+
+
+def test_left_padding_of_the_tokenizer_changes_nothing(pair):
+    model, tokenizer = pair
+    expected = score_texts(model, tokenizer, TEXTS)
+    left = ELMoTokenizer(vocab=["<S>", "</S>", "<UNK>", *WORDS], pre_tokenization="whitespace", padding_side="left")
+    for mine, yours in zip(score_texts(model, left, TEXTS), expected, strict=True):
+        assert [score.word for score in mine] == [score.word for score in yours]
+        assert [score.forward for score in mine[1:]] == pytest.approx([score.forward for score in yours[1:]], abs=1e-5)
+
+
+def test_predictions_are_aligned_with_words(pair):
+    model, tokenizer = pair
+    found = predict_texts(model, tokenizer, TEXTS, top_k=9, direction="forward")
+    assert [[word for word, _ in text] for text in found] == [TEXTS[0].split(), TEXTS[1], []]
+    scores = score_texts(model, tokenizer, TEXTS)
+    for text, row in zip(found, scores, strict=True):
+        for (word, candidates), score in zip(text, row[1:-1], strict=True):
+            assert sum(math.exp(candidate.log_prob) for candidate in candidates) == pytest.approx(1, abs=1e-5)
+            known = word if word in WORDS else "<UNK>"
+            assert dict(candidates)[known] == pytest.approx(score.forward, abs=1e-5)
+
+
+def test_what_is_refused(pair):
+    for function in (score_texts, predict_texts):
+        with pytest.raises(TypeError, match="got str: 'the cat'"):
+            function(*pair, "the cat")
+        with pytest.raises(ValueError, match="`batch_size` is 0"):
+            function(*pair, TEXTS, batch_size=0)
+    assert score_texts(*pair, iter(TEXTS)) == score_texts(*pair, TEXTS)

@@ -1,0 +1,195 @@
+"""The question-answering pipeline against a decoder in plain loops over all windows."""
+
+import itertools
+import math
+import unicodedata
+
+import pytest
+import torch
+from datasets import Dataset
+from transformers import pipeline
+
+from modeling_elmo import ELMoConfig, ELMoForQuestionAnswering, ELMoForTokenClassification, ELMoTokenizer
+from modeling_elmo.heads.reader_pipeline import ELMoQuestionAnsweringPipeline
+from modeling_elmo.heads.tagger_pipeline import ELMoTokenClassificationPipeline
+
+QUESTION = "Who wrote it?"
+CONTEXT = "Ada Lovelace (1815) wrote the first program, in 1843. Charles Babbage built no engine; they met in London."
+SHORT = {"max_seq_len": 16, "doc_stride": 4}
+
+
+@pytest.fixture(scope="module", params=["right", "left"])
+def pipe(request) -> ELMoQuestionAnsweringPipeline:
+    tokenizer = ELMoTokenizer(vocab=["<S>", "</S>", "<UNK>"], padding_side=request.param)
+    torch.manual_seed(0)
+    config = ELMoConfig.from_preset("tiny", vocab_size=len(tokenizer), task_hidden_size=6, dropout=0.0)
+    model = ELMoForQuestionAnswering(config).eval()
+    with torch.no_grad():
+        for parameter in model.reader.parameters():
+            parameter.normal_(std=0.7)
+    return ELMoQuestionAnsweringPipeline(model=model, tokenizer=tokenizer)
+
+
+def plain_answers(pipe, longest: int, max_seq_len: int, doc_stride: int) -> tuple[dict, float]:
+    """The probability of every span of characters, and of no answer: the best and the lowest of all windows."""
+    windows = pipe.tokenizer(
+        QUESTION,
+        CONTEXT,
+        truncation="only_second",
+        max_length=max_seq_len,
+        stride=doc_stride,
+        return_overflowing_tokens=True,
+        return_offsets_mapping=True,
+    )
+    spans, nothing = {}, math.inf
+    for number in range(len(windows["input_ids"])):
+        names = ("input_ids", "character_ids", "attention_mask", "token_type_ids")
+        inputs = pipe.tokenizer.pad({name: [windows[name][number]] for name in names}, return_tensors="pt")
+        with torch.no_grad():
+            output = pipe.model(**inputs)
+        texts = windows.sequence_ids(number)
+        places = [0, *(place for place, text in enumerate(texts) if text == 1)]
+        starts, ends = (
+            dict(zip(places, torch.tensor([float(logits[0, p]) for p in places]).softmax(0).tolist(), strict=True))
+            for logits in (output.start_logits, output.end_logits)
+        )
+        nothing = min(nothing, starts[0] * ends[0])
+        offsets = windows["offset_mapping"][number]
+        for first, last in itertools.product(places[1:], places[1:]):
+            if first <= last < first + longest:
+                characters = (offsets[first][0], offsets[last][1])
+                spans[characters] = max(spans.get(characters, 0), starts[first] * ends[last])
+    return spans, nothing
+
+
+@pytest.mark.parametrize("longest", [1, 3, 17])
+@pytest.mark.parametrize("window", [SHORT, {"max_seq_len": 384, "doc_stride": 128}], ids=["windows", "whole"])
+def test_answers_equal_plain_loops(pipe, longest, window):
+    spans, nothing = plain_answers(pipe, longest, **window)
+    expected = sorted(spans.items(), key=lambda item: -item[1])[:5]
+    found = pipe(question=QUESTION, context=CONTEXT, top_k=5, max_answer_len=longest, **window)
+    assert [(answer["start"], answer["end"]) for answer in found] == [characters for characters, _ in expected]
+    assert [answer["score"] for answer in found] == pytest.approx([score for _, score in expected], rel=1e-4)
+    assert all(answer["answer"] == CONTEXT[answer["start"] : answer["end"]] for answer in found)
+    every = pipe(question=QUESTION, context=CONTEXT, top_k=9999, handle_impossible_answer=True, **window)
+    assert len(every) == len(plain_answers(pipe, 17, **window)[0]) + 1
+    (empty,) = [answer for answer in every if answer["answer"] == ""]
+    assert empty["score"] == pytest.approx(nothing, rel=1e-4) and (empty["start"], empty["end"]) == (0, 0)
+
+
+def test_batches_lists_and_ways_to_ask(pipe):
+    single = pipe(question=QUESTION, context=CONTEXT)
+    pipe.model.train()
+    assert pipe(question=QUESTION, context=CONTEXT) == single
+    assert set(single) == {"score", "start", "end", "answer"}
+    other = pipe({"question": "Where?", "context": "In London, they say."})
+    both = [{"question": QUESTION, "context": CONTEXT}, {"question": "Where?", "context": "In London, they say."}]
+    for batch_size in (1, 3):
+        found = pipe(both, batch_size=batch_size)
+        again = pipe(question=[QUESTION, "Where?"], context=[each["context"] for each in both], batch_size=batch_size)
+        for answers in (found, again):
+            assert [answer["answer"] for answer in answers] == [single["answer"], other["answer"]]
+            assert [answer["score"] for answer in answers] == pytest.approx([single["score"], other["score"]], rel=1e-4)
+    assert [len(answers) for answers in pipe(both, top_k=2)] == [2, 2]
+    columns = Dataset.from_list(both)
+    assert pipe(question=columns["question"], context=columns["context"]) == pipe(columns) == pipe(both)
+    questions = [QUESTION, "Where?"]
+    expected = pipe([{"question": each, "context": CONTEXT} for each in questions])
+    assert pipe(question=questions, context=CONTEXT) == pipe(question=iter(questions), context=CONTEXT) == expected
+    assert pipe([]) == pipe(question=[], context=[]) == pipe(question=[], context=CONTEXT) == []
+
+
+@pytest.mark.parametrize("batch_size", [1, 2])
+def test_data_sets_are_read_row_by_row(pipe, check_streams, batch_size):
+    rows = [
+        {"question": word, "context": CONTEXT[start:], "id": start} for start, word in enumerate(["Who?", "a b"] * 3)
+    ]
+    expected = pipe(rows, batch_size=batch_size)
+    check_streams(pipe, rows, expected, batch_size=batch_size)
+    assert pipe(Dataset.from_list(rows), batch_size=batch_size) == expected
+    with pytest.raises(ValueError, match="`question` is None in 'a b'"):
+        list(pipe(iter(["a b"])))
+
+
+@pytest.mark.parametrize(
+    "changes, shown",
+    [
+        ({"question": ""}, "`question` is ''"),
+        ({"context": None}, "question=.*context="),
+        ({"context": ["a", "b"]}, "question=.*context="),
+        ({"question": ["a", "b"], "context": ["c"]}, "`context` is None in .*'b'"),
+        ({"top_k": None}, "`top_k` is None.*at least 1"),
+        ({"doc_stride": -1}, "`doc_stride` is -1.*at least 0"),
+        ({"question": "why " * 30, "max_seq_len": 30}, "max_length=30"),
+        ({"context": "\x01\x02"}, "has no words"),
+        ({"topk": 2}, "topk"),
+    ],
+)
+def test_calls_that_are_refused(pipe, changes, shown):
+    with pytest.raises((TypeError, ValueError), match=shown):
+        pipe(**{"question": QUESTION, "context": CONTEXT} | changes)
+    with pytest.raises(ValueError, match="question=.*context="):
+        pipe({"question": QUESTION, "context": CONTEXT}, question=QUESTION)
+
+
+def test_only_question_answering_folders_have_the_pipeline(pipe, tmp_path):
+    for part in (pipe.model, pipe.tokenizer):
+        part.save_pretrained(tmp_path / "qa")
+    expected = pipe(question=QUESTION, context=CONTEXT)
+    for task in ("question-answering", None):
+        loaded = pipeline(task, model=str(tmp_path / "qa"), trust_remote_code=True)
+        assert loaded(question=QUESTION, context=CONTEXT) == pytest.approx(expected)
+    other = pipeline("extractive-question-answering", model=pipe.model, tokenizer=pipe.tokenizer)
+    assert type(other) is ELMoQuestionAnsweringPipeline
+    ELMoForTokenClassification.from_pretrained(tmp_path / "qa").save_pretrained(tmp_path / "tagger")
+    assert not hasattr(ELMoConfig.from_pretrained(tmp_path / "tagger"), "custom_pipelines")
+
+
+def test_weights_that_are_not_finite_raise_an_error(pipe):
+    for scale in (pipe.model.reader.none, pipe.model.reader.start):
+        kept = scale.bias.data.clone()
+        scale.bias.data.fill_(math.nan)
+        with pytest.raises(ValueError, match="Some logits are not finite"):
+            pipe(question=QUESTION, context=CONTEXT, handle_impossible_answer=True)
+        scale.bias.data.copy_(kept)
+
+
+def test_markers_that_a_context_spells_are_no_answer(pipe):
+    vocab = ["<S>", "</S>", "<UNK>"]
+    tokenizer = ELMoTokenizer(vocab=vocab, pre_tokenization="whitespace", literal_markers=True)
+    reads_markers = ELMoQuestionAnsweringPipeline(model=pipe.model, tokenizer=tokenizer)
+    answers = reads_markers(question=QUESTION, context="a </S> b", top_k=99)
+    assert {answer["answer"] for answer in answers} == {"a", "a </S> b", "b"}
+
+
+def test_a_short_window_shares_half_of_it(pipe):
+    found = pipe(question=QUESTION, context=CONTEXT, max_seq_len=20)
+    assert found == pipe(question=QUESTION, context=CONTEXT, max_seq_len=20, doc_stride=10)
+
+
+def test_letters_in_parts_have_the_answers_of_composed_ones():
+    tokenizer = ELMoTokenizer(vocab=["<S>", "</S>", "<UNK>", "café"], pre_tokenization="treebank", plain_signs=True)
+    torch.manual_seed(0)
+    config = ELMoConfig.from_preset("tiny", vocab_size=len(tokenizer), task_hidden_size=6)
+    pipe = ELMoQuestionAnsweringPipeline(model=ELMoForQuestionAnswering(config), tokenizer=tokenizer)
+    texts = {"question": "Où est le café-bar ?", "context": "Le café-bar/théâtre d'Émile est à Liège, près de là."}
+    apart = {name: unicodedata.normalize("NFD", text) for name, text in texts.items()}
+    for found, expected in zip(pipe(apart, top_k=8), pipe(texts, top_k=8), strict=True):
+        assert found["answer"] == apart["context"][found["start"] : found["end"]]
+        assert unicodedata.normalize("NFC", found["answer"]) == expected["answer"]
+        assert found["score"] == pytest.approx(expected["score"], rel=1e-5)
+
+
+@pytest.mark.parametrize("strategy", ["none", "simple", "first", "average", "max"])
+@pytest.mark.parametrize("delimiter", [" ", ""])
+def test_no_entity_ends_behind_its_text(strategy, delimiter):
+    """Of given words, some of which are empty."""
+    tokenizer = ELMoTokenizer(vocab=["<S>", "</S>", "<UNK>"])
+    config = ELMoConfig.from_preset("tiny", vocab_size=len(tokenizer), head="linear", id2label={0: "I-PER"})
+    options = {"tokenizer": tokenizer, "aggregation_strategy": strategy}
+    find = ELMoTokenClassificationPipeline(model=ELMoForTokenClassification(config), **options)
+    for words in (["Ana", "Paris", ""], ["", "a", "", "b"], [""]):
+        length = len(delimiter.join(words))
+        found = find([words], is_split_into_words=True, delimiter=delimiter)[0]
+        assert max(entity["end"] for entity in found) == length
+        assert all(entity["start"] <= entity["end"] for entity in found)
