@@ -12,24 +12,24 @@ from unittest.mock import patch
 
 import pytest
 import torch
-from test_lstm_cpu import make_batch, make_config, make_lstm, run
+from bilm_models import make_config, make_lstm, make_sequences, run_lstm
 
 from modeling_elmo import ELMoModel, elmo_backend
-from modeling_elmo.kernels import lstm_cuda
-from modeling_elmo.kernels.lstm_cuda import cell_backward, cell_forward
+from modeling_elmo.kernels import lstm_cuda, lstm_loop
+from modeling_elmo.kernels.lstm_loop import cell_backward, cell_forward
 from modeling_elmo.kernels.plan import fused_obstacle
-from modeling_elmo.shipping import generate
+from modeling_elmo.shipping import MODULES, generate
 
 
 @pytest.mark.parametrize("most", [1, 600, 1 << 28])
 def test_inference_keeps_few_gates_in_memory(most, monkeypatch):
     config = make_config()
-    lstm, batch = make_lstm(config), make_batch(config)
-    monkeypatch.setattr(lstm_cuda, "MOST_GATES", most)
+    lstm, batch = make_lstm(config), make_sequences(config)
+    monkeypatch.setattr(lstm_loop, "MOST_GATES", most)
     with torch.no_grad(), elmo_backend("fused"), patch("torch.baddbmm", wraps=torch.baddbmm) as products:
-        found = run(lstm, *batch)
+        found = run_lstm(lstm, *batch)
     with torch.no_grad(), elmo_backend("reference"):
-        torch.testing.assert_close(found, run(lstm, *batch), atol=2e-6, rtol=1e-5)
+        torch.testing.assert_close(found, run_lstm(lstm, *batch), atol=2e-6, rtol=1e-5)
     rows = max(call.args[1].shape[1] for call in products.call_args_list)
     assert rows == {1: 6, 600: 7, 1 << 28: 28}[most]  # tokens whose input gates are one product
 
@@ -37,7 +37,7 @@ def test_inference_keeps_few_gates_in_memory(most, monkeypatch):
 def make_model_and_batch(**options):
     """A batch of vectors, in double precision."""
     model = ELMoModel(make_config(**options)).double()
-    tokens, mask, *_ = make_batch(model.config, torch.float64)
+    tokens, mask, *_ = make_sequences(model.config, torch.float64)
     return model, {"inputs_embeds": tokens, "attention_mask": mask.long()}
 
 
@@ -147,11 +147,13 @@ for kernel in (_forward_in_triton, _backward_in_triton):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("module", ["modeling_elmo.kernels.lstm_cuda", "generated"])
+@pytest.mark.parametrize("module", ["modeling_elmo.kernels.lstm_cuda", "generated.modeling_elmo"])
 def test_triton_kernels_compile_for_a_gpu(module, tmp_path):
     """Without a GPU. The interpreter takes more Python than the compiler. Triton reads the source of a kernel."""
     pytest.importorskip("triton", reason="triton is not installed")
-    (tmp_path / "generated.py").write_bytes(generate("modeling_elmo.py"))
+    (tmp_path / "generated").mkdir()
+    for name in MODULES:
+        (tmp_path / "generated" / name).write_bytes(generate(name))
     path = os.pathsep.join([str(Path(__file__).parents[1]), str(tmp_path)])
     environment = {**os.environ, "TRITON_INTERPRET": "0", "PYTHONPATH": path}
     code = COMPILE.replace("MODULE", module)
@@ -171,5 +173,5 @@ def test_triton_launches_on_the_device_of_the_tensors(monkeypatch):
     tensor = SimpleNamespace(
         device=torch.device("cuda", 1), is_cuda=True, get_device=lambda: 1, shape=(2, 3, 4), stride=lambda: (12, 4, 1)
     )
-    lstm_cuda.run_cells(print, kernel, *(tensor,) * 5, clip=None)
+    lstm_cuda.run_cells(print, kernel, *(tensor,) * 5, None)
     assert launched == [1] and current == [0]
