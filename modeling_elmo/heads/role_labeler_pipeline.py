@@ -8,7 +8,6 @@ Shape suffixes: B sentences; P predicates that are labeled at once, a row for ea
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence, Sized
 from dataclasses import dataclass
-from itertools import pairwise
 from numbers import Integral
 from typing import Any
 
@@ -18,6 +17,7 @@ from torch import Tensor
 from torch.utils.data import Dataset
 from transformers.pipelines.base import Pipeline
 
+from ..inputs import NO_LABEL
 from .pipeline_inputs import check_numbers, is_words, join_words, readable
 
 PREDICATE_ROLES = ("V", "C-V")  # spans of the predicate itself, which are no arguments
@@ -39,7 +39,7 @@ class ELMoSemanticRolePipeline(Pipeline):
 
         pipe("The cat ate the fish.")
         pipe(["The cat ate the fish.", "It rained."], batch_size=8)
-        for found in pipe(dataset, batch_size=8): ...  # a torch `Dataset` or a generator of sentences
+        for result in pipe(dataset, batch_size=8): ...  # a torch `Dataset` or a generator of sentences
         pipe(["The", "cat", "ate", "the", "fish", "."], is_split_into_words=True, predicates=[2])
 
     A result is a dictionary. `words` are the words of the sentence. `verbs` has a dictionary for each predicate, verb
@@ -56,8 +56,8 @@ class ELMoSemanticRolePipeline(Pipeline):
     """
 
     def __call__(self, inputs: Any, predicates: Any = None, **options: Any) -> Any:
-        has_words = {**self._preprocess_params, **options}.get("is_split_into_words", False)
-        if isinstance(inputs, str) or has_words and is_words(inputs):
+        are_words = {**self._preprocess_params, **options}.get("is_split_into_words", False)
+        if isinstance(inputs, str) or are_words and is_words(inputs):
             return super().__call__([{"sentence": inputs, "predicates": predicates}], **options)[0]
         if not isinstance(inputs, (Iterable, Dataset)) or isinstance(inputs, Mapping):
             raise ValueError(f"Received {inputs!r:.80}; pass a sentence, a list of sentences, or a data set of them.")
@@ -65,90 +65,106 @@ class ELMoSemanticRolePipeline(Pipeline):
         if predicates is not None:
             examples = _with_predicates(sentences, predicates)
             sentences = list(examples) if isinstance(sentences, list) else examples
-        return [] if sentences == [] else super().__call__(sentences, **options)
+        if sentences == []:
+            return []
+        return super().__call__(sentences, **options)
 
     def _sanitize_parameters(self, **options: Any) -> tuple[dict, dict, dict]:
         return options, {}, {}
 
     def preprocess(self, example: Any, is_split_into_words: bool = False) -> dict[str, Any]:
-        text, chosen = example, None
+        text = example
+        predicates = None
         if isinstance(example, dict) and example.keys() == {"sentence", "predicates"}:
-            text, chosen = example["sentence"], example["predicates"]
-        if not (is_words(text) if is_split_into_words else isinstance(text, str)):
-            raise ValueError(f"A sentence is {text!r:.80}; pass a text, or words with is_split_into_words=True.")
-        if is_split_into_words:
+            text = example["sentence"]
+            predicates = example["predicates"]
+        if is_split_into_words and is_words(text):
             words = list(text)
-            inputs = self.tokenizer([words], is_split_into_words=True, return_tensors="pt")
             text, characters = join_words(words)
-        else:
+            inputs = self.tokenizer([words], is_split_into_words=True, return_tensors="pt")
+        elif isinstance(text, str) and not is_split_into_words:
             inputs = self.tokenizer([text], return_offsets_mapping=True, return_tensors="pt")
-            characters = [tuple(pair) for pair in inputs.pop("offset_mapping")[0, 1:-1].tolist()]
+            characters = inputs.pop("offset_mapping")[0, 1:-1].tolist()
             words = [text[first:end] for first, end in characters]
+        else:
+            raise ValueError(f"A sentence is {text!r:.80}; pass a text, or words with is_split_into_words=True.")
         if not words:
             raise ValueError(f"The sentence {text!r:.80} has no words; pass a sentence with words.")
-        predicates = _checked_predicates(chosen, len(words))
-        marks_BT = torch.full_like(inputs["input_ids"], FIND if predicates is None else 0)
-        marks_BT[:, [1 + word for word in predicates or ()]] = 1
+        marks_BT = torch.full_like(inputs["input_ids"], FIND)
+        if predicates is not None:
+            predicates = _checked_predicates(predicates, len(words))
+            marks_BT.fill_(0)
+            marks_BT[:, [1 + word for word in predicates]] = 1
         sentence = {"text": text, "words": words, "characters": characters, "predicates": predicates}
         return {"sentence": sentence, "marks": marks_BT, **inputs}
 
     def _forward(self, batch: dict[str, Any]) -> dict[str, Any]:
         self.model.eval()  # also if it was just trained
-        sentences, marks_BT = batch.pop("sentence"), batch.pop("marks")
-        config = self.model.config
-        if config.use_elmo and config.freeze_bilm:
-            inputs = (batch.get("character_ids"), batch["input_ids"], batch["attention_mask"], None, None)
-            batch["elmo_hidden_states"] = torch.stack(self.model.elmo(*inputs, return_dict=True).hidden_states, dim=1)
+        sentences = batch.pop("sentence")
+        marks_BT = batch.pop("marks")
+        if self.model.config.use_elmo and self.model.config.freeze_bilm:
+            inputs = (batch.get("character_ids"), batch["input_ids"], batch["attention_mask"])
+            output = self.model.elmo(*inputs, return_dict=True)
+            batch["elmo_hidden_states"] = torch.stack(output.hidden_states, dim=1)
+        is_predicate_BT = marks_BT == 1
         if (marks_BT == FIND).any():
-            output = self.model(**batch, return_dict=True)
-            marks_BT = torch.where(marks_BT == FIND, (output.predicate_logits > 0).to(marks_BT), marks_BT)
-            check_numbers(output.predicate_logits)
-        found: list[list[PredicateTags]] = [[] for _ in marks_BT]
+            scores_BT = self.model(**batch, return_dict=True).predicate_logits
+            check_numbers(scores_BT)
+            is_predicate_BT = is_predicate_BT | (marks_BT == FIND) & (scores_BT > 0)
+        tagged: list[list[PredicateTags]] = [[] for _ in marks_BT]  # of each sentence
         time = marks_BT.shape[1]
-        for places_P2 in (marks_BT == 1).nonzero().split(max(1, MOST_TOKENS // time)):
-            rows_P, words_P = places_P2.unbind(1)
-            rows = {name: tensor[rows_P] for name, tensor in batch.items()}
+        for places_P2 in is_predicate_BT.nonzero().split(max(1, MOST_TOKENS // time)):
+            sentences_P, words_P = places_P2.unbind(1)
+            rows = {name: tensor[sentences_P] for name, tensor in batch.items()}
             rows["token_type_ids"] = F.one_hot(words_P, time)
-            for row, tags in zip(rows_P.tolist(), self._tagged(rows), strict=True):
-                found[row].append(tags)
-        return {"sentence": sentences, "found": found if isinstance(sentences, list) else found[0]}
+            for number, tags in zip(sentences_P.tolist(), self._tagged(rows), strict=True):
+                tagged[number].append(tags)
+        return {"sentence": sentences, "tagged": tagged if isinstance(sentences, list) else tagged[0]}
 
     def _tagged(self, rows: dict[str, Tensor]) -> Iterator[PredicateTags]:
         output = self.model(**rows, return_dict=True)
         check_numbers(output.logits)
-        words = rows["attention_mask"].bool()
-        probabilities_PT = output.logits.gather(-1, output.predictions.clamp(min=0)[..., None])[..., 0].exp()
-        columns = (output.predictions, probabilities_PT, rows["token_type_ids"])
-        names = {**self.model.config.id2label, -100: "O"}  # a marker that the sentence spells out is no word
-        for real_T, *row in zip(words, *columns, strict=True):
-            labels, probabilities, marks = (column_T[real_T][1:-1].tolist() for column_T in row)
-            yield PredicateTags(marks.index(1), [names[label] for label in labels], probabilities)
+        labels_PT = output.predictions
+        log_probs_PT = output.logits.gather(-1, labels_PT.clamp(min=0)[..., None]).squeeze(-1)
+        names = {**self.model.config.id2label, NO_LABEL: "O"}  # a marker that the sentence spells out is no word
+        columns = (rows["attention_mask"].bool(), rows["token_type_ids"], labels_PT, log_probs_PT.exp())
+        for real_T, marks_T, labels_T, probabilities_T in zip(*columns, strict=True):
+            words_T = real_T.nonzero()[1:-1, 0]  # without the markers
+            tags = [names[label] for label in labels_T[words_T].tolist()]
+            yield PredicateTags(int(marks_T[words_T].argmax()), tags, probabilities_T[words_T].tolist())
 
     def postprocess(self, output: dict[str, Any]) -> dict[str, Any]:
-        sentence, found = output["sentence"], {tags.predicate: tags for tags in output["found"]}
-        order = found if sentence["predicates"] is None else sentence["predicates"]
-        return labeled_sentence(
-            sentence["text"], sentence["words"], sentence["characters"], [found[index] for index in order]
-        )
+        sentence = output["sentence"]
+        by_word = {tags.predicate: tags for tags in output["tagged"]}
+        predicates = by_word if sentence["predicates"] is None else sentence["predicates"]
+        tagged = [by_word[word] for word in predicates]
+        return labeled_sentence(sentence["text"], sentence["words"], sentence["characters"], tagged)
 
 
 def labeled_sentence(
-    text: str, words: Sequence[str], characters: Sequence[tuple[int, int]], predicates: Iterable[PredicateTags]
+    text: str, words: Sequence[str], characters: Sequence[Sequence[int]], predicates: Iterable[PredicateTags]
 ) -> dict[str, Any]:
     """The words of a sentence, and for each predicate its word, description, tags and arguments."""
     verbs = []
     for predicate in predicates:
-        spans = role_spans(predicate.tags)
+        parts = []
         arguments = []
-        for role, first, end in spans:
+        for role, first, end in role_spans(predicate.tags):
+            part = " ".join(words[first:end])
+            parts.append(f"[{role}: {part}]" if role else part)
             if role and role not in PREDICATE_ROLES:
-                start, stop = characters[first][0], characters[end - 1][1]
+                start = characters[first][0]
+                stop = characters[end - 1][1]
                 score = sum(predicate.probabilities[first:end]) / (end - first)
                 arguments.append({"role": role, "start": start, "end": stop, "text": text[start:stop], "score": score})
-        shown = [(role, " ".join(words[first:end])) for role, first, end in spans]
-        description = " ".join(f"[{role}: {part}]" if role else part for role, part in shown)
-        verb = {"verb": words[predicate.predicate], "description": description, "tags": predicate.tags}
-        verbs.append({**verb, "arguments": arguments})
+        verbs.append(
+            {
+                "verb": words[predicate.predicate],
+                "description": " ".join(parts),
+                "tags": predicate.tags,
+                "arguments": arguments,
+            }
+        )
     return {"words": list(words), "verbs": verbs}
 
 
@@ -157,23 +173,27 @@ def role_spans(tags: Sequence[str]) -> list[tuple[str, int, int]]:
 
     A span that begins with I- counts as one that begins with B-.
     """
-    befores = ["O", *tags]
-    starts = [index for index, tag in enumerate(tags) if tag != f"I-{befores[index][2:]}"]
-    return [(tags[first][2:], first, end) for first, end in pairwise([*starts, len(tags)])]
+    spans: list[tuple[str, int, int]] = []
+    role = ""  # of the last span
+    for word, tag in enumerate(tags):
+        if role and tag == f"I-{role}":
+            spans[-1] = (role, spans[-1][1], word + 1)
+        else:
+            role = tag[2:]
+            spans.append((role, word, word + 1))
+    return spans
 
 
 def _with_predicates(sentences: Iterable[Any], predicates: Iterable[Any]) -> Iterator[dict[str, Any]]:
     """Each sentence with its predicates, `None` where the model is to find them."""
     if isinstance(sentences, Sized) and isinstance(predicates, Sized) and len(sentences) != len(predicates):
         raise ValueError(f"{len(sentences)} sentences have `predicates` for {len(predicates)}; pass a list for each.")
-    for sentence, chosen in zip(sentences, predicates, strict=True):
-        yield {"sentence": sentence, "predicates": chosen}
+    for sentence, indices in zip(sentences, predicates, strict=True):
+        yield {"sentence": sentence, "predicates": indices}
 
 
-def _checked_predicates(predicates: Any, num_words: int) -> list[int] | None:
-    if predicates is None:
-        return None
-    valid = isinstance(predicates, (list, tuple)) and all(isinstance(word, Integral) for word in predicates)
-    if not valid or not {*predicates} <= {*range(num_words)} or len({*predicates}) < len(predicates):
+def _checked_predicates(predicates: Any, num_words: int) -> list[int]:
+    is_list = isinstance(predicates, (list, tuple)) and all(isinstance(word, Integral) for word in predicates)
+    if not is_list or not all(0 <= word < num_words for word in predicates) or len({*predicates}) < len(predicates):
         raise ValueError(f"`predicates` are {predicates!r:.80}; pass a list of different words, 0 to {num_words - 1}.")
     return [int(word) for word in predicates]

@@ -298,6 +298,12 @@ def mention_loss(mentions_N: Tensor, clusters_N: Tensor) -> Tensor:
     return F.binary_cross_entropy_with_logits(mentions_N, (clusters_N >= 0).to(mentions_N), reduction="sum")
 
 
+def best_antecedents(scores_KC: Tensor, antecedents_KA: Tensor) -> Tensor:
+    """The antecedent of each span with the highest score, -1 if no antecedent scores higher: `(K,)`."""
+    choices_KC = F.pad(antecedents_KA, (1, 0), value=-1)
+    return choices_KC.gather(1, scores_KC.argmax(1, keepdim=True)).squeeze(1)
+
+
 @torch.no_grad()
 def predicted_clusters(spans: RankedSpans, with_singletons: bool) -> Tensor:
     """The cluster of each kept span, -1 if it has none: `(K,)`. Clusters are counted in document order.
@@ -305,12 +311,13 @@ def predicted_clusters(spans: RankedSpans, with_singletons: bool) -> Tensor:
     A span joins the cluster of its best antecedent. With singletons, a span with a positive mention score that joins no
     other and is joined by none has a cluster of its own.
     """
-    antecedents_KC = F.pad(spans.antecedents_KA, (1, 0), value=-1)
-    chosen = antecedents_KC.gather(1, spans.scores_KC.argmax(1, keepdim=True)).flatten().tolist()
     begins: list[int] = []  # the first span of each span's cluster
-    for span, antecedent in enumerate(chosen):
+    for span, antecedent in enumerate(best_antecedents(spans.scores_KC, spans.antecedents_KA).tolist()):
         begins.append(span if antecedent < 0 else begins[antecedent])
     begins_K = torch.tensor(begins, dtype=torch.long, device=spans.first_K.device)
-    counts_K = begins_K.bincount(minlength=len(begins))
-    real_K = (counts_K > 1) | (counts_K == 1) & (spans.mentions_K > 0) & with_singletons
-    return torch.where(real_K[begins_K], (real_K.cumsum(0) - 1)[begins_K], -1)
+    sizes_K = begins_K.bincount(minlength=len(begins))  # of the cluster that begins with each span
+    is_cluster_K = sizes_K > 1
+    if with_singletons:
+        is_cluster_K = is_cluster_K | (sizes_K == 1) & (spans.mentions_K > 0)
+    numbers_K = is_cluster_K.cumsum(0) - 1
+    return torch.where(is_cluster_K[begins_K], numbers_K[begins_K], -1)

@@ -8,8 +8,8 @@ from transformers import TokenClassificationPipeline
 class ELMoTokenClassificationPipeline(TokenClassificationPipeline):
     """The stock pipeline `token-classification` for tokens that are words, with scores that are plain numbers.
 
-    Scores of numpy are no JSON, and a token of another length than its text (`...` for an ellipsis) would be a piece of
-    a word.
+    JSON has no numbers of numpy. A token of another length than its text (`...` for an ellipsis) would count as a piece
+    of a word.
 
     Models that are not ELMo get the stock pipeline itself.
     """
@@ -20,8 +20,9 @@ class ELMoTokenClassificationPipeline(TokenClassificationPipeline):
         return TokenClassificationPipeline(*args, model=model, **options)
 
     def gather_pre_entities(self, *args: Any, **options: Any) -> list[dict[str, Any]]:
-        return [{**word, "is_subword": False} for word in super().gather_pre_entities(*args, **options)]
+        words = super().gather_pre_entities(*args, **options)
+        return [{**word, "is_subword": False} for word in words]
 
     def postprocess(self, *args: Any, **options: Any) -> list[dict[str, Any]]:
-        found = super().postprocess(*args, **options)
-        return [{**entity, "score": float(entity["score"])} for entity in found]
+        entities = super().postprocess(*args, **options)
+        return [{**entity, "score": float(entity["score"])} for entity in entities]
