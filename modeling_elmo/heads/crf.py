@@ -6,6 +6,7 @@ comes before the first position and after the last; R chains of a step.
 
 import math
 import re
+from collections import defaultdict
 from collections.abc import Callable, Iterable
 from functools import lru_cache
 from typing import NamedTuple
@@ -70,13 +71,14 @@ class LinearChainCRF(nn.Module):
         texts = PackedTexts(mask_BT, mask_BT)
         scores_NS, table_SS = self(unpad(emissions_BTK, mask_BT), texts)
         labels_N1 = texts.pack(labels_BT[mask_BT])[:, None]
-        other_NS = (labels_N1 != torch.arange(len(table_SS), device=labels_BT.device)) & (labels_N1 != NO_LABEL)
+        states_S = torch.arange(len(table_SS), device=labels_BT.device)
+        is_other_NS = (labels_N1 != states_S) & (labels_N1 != NO_LABEL)
         # One loop for both sums: its cost depends on the number of steps, not on their width.
-        both_N2S = torch.stack([scores_NS.masked_fill(other_NS, FORBIDDEN), scores_NS], 1)
+        both_N2S = torch.stack([scores_NS.masked_fill(is_other_NS, FORBIDDEN), scores_NS], 1)
         ends_R2S, _ = _sums(both_N2S, table_SS, texts)
-        sums_R2 = _log_sum(ends_R2S + table_SS[:, -1], -1)
-        zeros_B = sums_R2.new_zeros(len(mask_BT))
-        return zeros_B.index_copy(0, texts.text_N[: len(sums_R2)], sums_R2[:, 0] - sums_R2[:, 1])
+        given_R, all_R = _log_sum(ends_R2S + table_SS[:, -1], -1).unbind(1)
+        rows_R = texts.text_N[: len(all_R)]
+        return all_R.new_zeros(len(mask_BT)).index_copy(0, rows_R, given_R - all_R)
 
     @torch.compiler.disable  # as `log_likelihood`
     def decode(
@@ -98,14 +100,17 @@ class LinearChainCRF(nn.Module):
         _, ahead_NS = _sums(scores_NS, table_SS, texts)
         _, behind_NS = _sums(scores_NS, table_SS.t(), texts, reverse=True)
         joint_NS = ahead_NS + behind_NS - scores_NS  # both include the score of the position itself
-        log_probs_NK = texts.unpack(joint_NS[:, :-1].log_softmax(-1), joint_NS.shape[0])
-        log_probs_BTK = pad(log_probs_NK, mask_BT).masked_fill(~mask_BT[..., None], -math.log(self.start.numel()))
+        log_probs_NK = joint_NS[:, :-1].log_softmax(-1)
+        log_probs_BTK = pad(texts.unpack(log_probs_NK, joint_NS.shape[0]), mask_BT)
+        uniform = -math.log(self.start.numel())
+        log_probs_BTK = log_probs_BTK.masked_fill(~mask_BT[..., None], uniform)
         labels_BT = _best_labels(scores_NS.detach(), table_SS.detach(), texts, mask_BT)
         return labels_BT, log_probs_BTK.clamp(min=LEAST_LOG_PROBABILITY)
 
     def forward(self, emissions_NK: Tensor, texts: Texts, allowed: Constraints | None = None) -> tuple[Tensor, Tensor]:
         """What `_chain` returns. Parameters are read only here: they may be offloaded outside of a module's call."""
-        return _chain(texts.pack(emissions_NK), (self.start, self.transitions, self.end), allowed)
+        potentials = (self.start, self.transitions, self.end)
+        return _chain(texts.pack(emissions_NK), potentials, allowed)
 
 
 @torch.compiler.disable  # as `LinearChainCRF.decode`
@@ -130,23 +135,25 @@ def decode_labels(log_probs_BTK: Tensor, mask_BT: Tensor, names: tuple[str, ...]
     check_bio(names)
     if log_probs_BTK.shape[-1] != len(names):
         raise ValueError(f"There are log-probabilities of {log_probs_BTK.shape[-1]} labels, but {len(names)} names.")
-    wide = torch.promote_types(log_probs_BTK.dtype, torch.float32)
-    texts, zeros_K = rows_as_texts(mask_BT), log_probs_BTK.new_zeros(len(names), dtype=wide)
-    # Forbidden labels must stay worse.
-    possible_NK = texts.pack(unpad(log_probs_BTK, mask_BT)).to(wide).clamp(min=IMPOSSIBLE)
-    chain = _chain(possible_NK, (zeros_K, torch.outer(zeros_K, zeros_K), zeros_K), bio_constraints(names))
-    return _best_labels(*chain, texts, mask_BT)
+    texts = rows_as_texts(mask_BT)
+    log_probs_NK = texts.pack(unpad(log_probs_BTK, mask_BT))
+    wide = torch.promote_types(log_probs_NK.dtype, torch.float32)
+    possible_NK = log_probs_NK.to(wide).clamp(min=IMPOSSIBLE)  # forbidden labels must stay worse
+    zeros_K = possible_NK.new_zeros(len(names))
+    zeros_KK = possible_NK.new_zeros(len(names), len(names))
+    scores_NS, table_SS = _chain(possible_NK, (zeros_K, zeros_KK, zeros_K), bio_constraints(names))
+    return _best_labels(scores_NS, table_SS, texts, mask_BT)
 
 
 def check_bio(names: tuple[str, ...]):
     """Raises an error unless all names are `"O"`, `"B-X"`, or `"I-X"` with a `"B-X"`."""
-    wrong = [name for name in names if not re.fullmatch("O|[BI]-.+", name)]
-    wrong = wrong or [name for name in names if name.startswith("I-") and f"B-{name[2:]}" not in names]
-    if wrong:
-        raise ValueError(
-            f"The label {wrong[0]!r} is not BIO. Name labels 'O', 'B-X', or 'I-X' with a 'B-X': "
-            'id2label={0: "O", 1: "B-ARG0", 2: "I-ARG0"}.'
-        )
+    for name in names:
+        is_alone = name.startswith("I-") and f"B-{name[2:]}" not in names
+        if is_alone or not re.fullmatch("O|[BI]-.+", name):
+            raise ValueError(
+                f"The label {name!r} is not BIO. Name labels 'O', 'B-X', or 'I-X' with a 'B-X': "
+                'id2label={0: "O", 1: "B-ARG0", 2: "I-ARG0"}.'
+            )
 
 
 def tags_that_are_not_bio(tags: Iterable[str]) -> str:
@@ -154,12 +161,16 @@ def tags_that_are_not_bio(tags: Iterable[str]) -> str:
 
     They do if one of the tags, as `B-PER`, or all of them, as `B_PER` and `3`, mark entities.
     """
-    tags = [*tags]
-    is_one = any(re.fullmatch("[BIESLUM]-.+", tag, re.DOTALL) for tag in tags)
-    are_all = all(re.fullmatch(r"O|\d+|[BIESLUM]([\W_].+)?", tag, re.DOTALL) for tag in tags)
-    others = [repr(tag) for tag in tags if (is_one or are_all) and not re.fullmatch("O|[BI]-.+", tag, re.DOTALL)]
-    more = f" and {len(others) - SHOWN_TAGS} more" if len(others) > SHOWN_TAGS else ""
-    return ", ".join(others[:SHOWN_TAGS]) + more
+    tags = list(tags)
+    is_one = any(re.fullmatch("(?s)[BIESLUM]-.+", tag) for tag in tags)
+    are_all = all(re.fullmatch(r"(?s)O|\d+|[BIESLUM]([\W_].+)?", tag) for tag in tags)
+    if not is_one and not are_all:
+        return ""
+    others = [repr(tag) for tag in tags if not re.fullmatch("(?s)O|[BI]-.+", tag)]
+    shown = ", ".join(others[:SHOWN_TAGS])
+    if len(others) > SHOWN_TAGS:
+        shown += f" and {len(others) - SHOWN_TAGS} more"
+    return shown
 
 
 def _log_sum(scores: Tensor, dim: int) -> Tensor:
@@ -177,10 +188,12 @@ def _chain(
     """
     wide = torch.promote_types(emissions_NK.dtype, torch.float32)
     # Adding a constant to a position changes no probability. This one keeps the sums small, and so precise.
-    scores_NS = F.pad(emissions_NK.to(wide).log_softmax(-1), (0, 1), value=FORBIDDEN)
+    log_probs_NK = emissions_NK.to(wide).log_softmax(-1)
+    scores_NS = F.pad(log_probs_NK, (0, 1), value=FORBIDDEN)
     table_SS = _with_boundary(*potentials).to(wide)
     if allowed is not None:
-        table_SS = table_SS.masked_fill(~_with_boundary(*allowed).to(table_SS.device), FORBIDDEN)
+        allowed_SS = _with_boundary(*allowed).to(table_SS.device)
+        table_SS = table_SS.masked_fill(~allowed_SS, FORBIDDEN)
     return scores_NS, table_SS
 
 
@@ -188,12 +201,14 @@ def _best_labels(scores_NS: Tensor, table_SS: Tensor, texts: Texts, mask_BT: Ten
     """The best path (Viterbi) through the scores of `_chain`, `(B, T)`, -100 where the mask is False."""
     ends_RS, before_NS = _sums(scores_NS, table_SS, texts, torch.amax, before=True)
 
-    def step(states_RS: Tensor, after_R1: Tensor) -> Tensor:
-        return (states_RS + table_SS.t()[after_R1.squeeze(1)]).argmax(1, keepdim=True)
+    def step_back(before_RS: Tensor, label_R1: Tensor) -> Tensor:
+        to_label_RS = table_SS.t()[label_R1.squeeze(1)]
+        return (before_RS + to_label_RS).argmax(1, keepdim=True)
 
     last_R1 = (ends_RS + table_SS[:, -1]).argmax(1, keepdim=True)
-    _, labels_N1 = texts.scan(step, last_R1, before_NS, reverse=True, before=True)
-    return pad(texts.unpack(labels_N1.squeeze(1), len(scores_NS)), mask_BT).masked_fill(~mask_BT, NO_LABEL)
+    _, labels_N1 = texts.scan(step_back, last_R1, before_NS, reverse=True, before=True)
+    labels_N = texts.unpack(labels_N1.squeeze(1), len(scores_NS))
+    return pad(labels_N, mask_BT).masked_fill(~mask_BT, NO_LABEL)
 
 
 @torch.compiler.disable  # as `decode`
@@ -205,16 +220,21 @@ def _sums(
     def step(scores: Tensor, states: Tensor) -> Tensor:
         return over(states[..., None] + table_SS, -2) + scores
 
-    *middle, states = scores.shape[1:]
-    chains = texts.mask_BT.shape[0] if isinstance(texts, PaddedTexts) else sum(texts.batch_sizes[:1])
-    if not chains:  # so that gradients are zeros and not missing
+    if isinstance(texts, PaddedTexts):
+        chains = texts.mask_BT.shape[0]
+    elif texts.batch_sizes:
+        chains = texts.batch_sizes[0]
+    else:  # no token: gradients are zeros and not missing
         return scores, scores
-    start = F.pad(scores.new_full((chains, *middle, states - 1), FORBIDDEN), (0, 1))  # at the boundary
+    start = scores.new_full((chains, *scores.shape[1:]), FORBIDDEN)
+    start[..., -1] = 0  # all chains begin at the boundary
     return texts.scan(step, start, scores, **order)
 
 
 def _with_boundary(start_K: Tensor, transitions_KK: Tensor, end_K: Tensor) -> Tensor:
-    return torch.cat([torch.cat([transitions_KK, end_K[:, None]], 1), F.pad(start_K, (0, 1))[None]])
+    from_labels_KS = torch.cat([transitions_KK, end_K[:, None]], 1)
+    from_boundary_S = F.pad(start_K, (0, 1))
+    return torch.cat([from_labels_KS, from_boundary_S[None]])
 
 
 @lru_cache
@@ -235,15 +255,28 @@ def bio_constraints(labels: tuple[str, ...]) -> Constraints | None:
         an end) or a text of one word could have no label. IOB1 in which every type also has `B-X` cannot be told from
         IOB2: convert it first (`--tag_scheme iob1`).
     """
-    tags = [match.groups("O") for match in map(re.compile(r"O|([BIELMSU])-(.+)").fullmatch, labels) if match]
-    begun, continued, ended = ({kind for prefix, kind in tags if prefix in some} for some in ("B", "IELM", "EL"))
-    closes = any(prefix in "ELSU" for prefix, _ in tags)
-    if len(tags) < len(labels) or not continued or not continued <= begun or closes and begun != ended:
+    matches = [re.fullmatch("O|([BIELMSU])-(.+)", label) for label in labels]
+    tags = [match.groups("O") for match in matches if match]
+    if len(tags) < len(labels):
+        return None
+    prefixes = [prefix for prefix, _ in tags]
+    kinds = [kind for _, kind in tags]
+    by_prefix: dict[str, set[str]] = defaultdict(set)
+    for prefix, kind in tags:
+        by_prefix[prefix].add(kind)
+    begun = by_prefix["B"]
+    ended = by_prefix["E"] | by_prefix["L"]
+    continued = ended | by_prefix["I"] | by_prefix["M"]
+    closes = bool(ended | by_prefix["S"] | by_prefix["U"])
+    if not continued or not continued <= begun or closes and begun != ended:
         return None
     with torch.device("cpu"):  # not the device of the caller's context: the cache outlives it
-        same_KK = torch.tensor([[kind == other for _, other in tags] for _, kind in tags])
-        continues_K = torch.tensor([prefix in "IELM" for prefix, _ in tags])
-        opens_K = torch.tensor([prefix in "BIM" for prefix, _ in tags])
+        kinds_K = torch.tensor([kinds.index(kind) for kind in kinds])
+        continues_K = torch.tensor([prefix in "IELM" for prefix in prefixes])
+        opens_K = torch.tensor([prefix in "BIM" for prefix in prefixes])
     may_end_K = ~opens_K if closes else torch.ones_like(opens_K)
+    if not (may_end_K & ~continues_K).any():
+        return None
+    same_KK = kinds_K[:, None] == kinds_K
     transitions_KK = torch.where(continues_K, opens_K[:, None] & same_KK, may_end_K[:, None])
-    return Constraints(~continues_K, transitions_KK, may_end_K) if (may_end_K & ~continues_K).any() else None
+    return Constraints(~continues_K, transitions_KK, may_end_K)
