@@ -20,7 +20,8 @@ from ..kernels.torch_state import fetched
 from .recurrence import glorot_
 from .texts import masked_softmax
 
-FEATURE_SIZE, SCORER_SIZE = 20, 150  # section 7.2 of Lee et al. 2017
+FEATURE_SIZE = 20  # section 7.2 of Lee et al. 2017
+SCORER_SIZE = 150  # the same section
 # The least distance of each bin but the first, whose distance is 0: 1, 2, 3, 4, 5-7, 8-15, 16-31, 32-63, 64+.
 DISTANCES = (1, 2, 3, 4, 5, 8, 16, 32, 64)
 PIECE = 2048  # rows that are computed at a time, so that memory does not grow with the number of pairs
@@ -66,9 +67,9 @@ class SplitScorer(nn.Module):
 
     def forward(self, product_NL: Tensor) -> Tensor:
         """Scores `(rows,)` for the sum of the parts' products, `(rows, hidden_size)`."""
-        hidden_NL = self.dropout((product_NL + fetched(self.first, "bias")).relu())
-        hidden_NL = self.dropout(fast_linear(self.second, hidden_NL).relu())
-        return self.output(hidden_NL).squeeze(-1)
+        first_NL = product_NL + fetched(self.first, "bias")
+        second_NL = fast_linear(self.second, self.dropout(first_NL.relu()))
+        return self.output(self.dropout(second_NL.relu())).squeeze(-1)
 
 
 class SpanRanker(nn.Module):
@@ -87,7 +88,8 @@ class SpanRanker(nn.Module):
 
     def __init__(self, config: ELMoConfig, state_size: int, head_size: int, dropout: float):
         super().__init__()
-        self.max_width, self.max_antecedents = config.max_span_width, config.max_antecedents
+        self.max_width = config.max_span_width
+        self.max_antecedents = config.max_antecedents
         self.spans_per_word = config.spans_per_word
         parts = [state_size, state_size, head_size, FEATURE_SIZE]
         size = sum(parts)
@@ -96,7 +98,7 @@ class SpanRanker(nn.Module):
         self.distances = nn.Embedding(len(DISTANCES) + 1, FEATURE_SIZE)
         self.same_speaker = nn.Embedding(2, FEATURE_SIZE) if config.use_speakers else None
         self.genres = nn.Embedding(config.num_genres, FEATURE_SIZE) if config.num_genres else None
-        features = 1 + sum(table is not None for table in (self.same_speaker, self.genres))
+        features = 1 + bool(config.use_speakers) + bool(config.num_genres)
         self.mention_scorer = SplitScorer(parts, SCORER_SIZE, dropout)
         self.pair_scorer = SplitScorer([size, size, size, features * FEATURE_SIZE], SCORER_SIZE, dropout)
         self.coarse = nn.Linear(size, size, bias=False) if config.coarse_pruning else None
@@ -127,14 +129,21 @@ class SpanRanker(nn.Module):
         widths_NF = self.dropout(self.widths(last_N - first_N))
         head_scores_W = self.head_scores(states_WH).squeeze(-1)
         mentions_N = self._mention_scores(states_WH, heads_WX, head_scores_W, first_N, last_N, widths_NF)
-        best_K = best_spans(mentions_N, first_N, last_N, int(self.spans_per_word * len(sentences_W)))
-        first_K, last_K, mentions_K = first_N[best_K], last_N[best_K], mentions_N[best_K]
+        count = int(self.spans_per_word * len(sentences_W))
+        best_K = best_spans(mentions_N, first_N, last_N, count)
+        first_K = first_N[best_K]
+        last_K = last_N[best_K]
+        mentions_K = mentions_N[best_K]
         head_KX = attended_words(heads_WX, head_scores_W, first_K, last_K, self.max_width)
         spans_KG = torch.cat([states_WH[first_K], states_WH[last_K], head_KX, widths_NF[best_K]], -1)
         speakers_K = None if speakers_W is None else speakers_W[first_K]
-        pairs = self._antecedents(spans_KG, mentions_K)
-        scores_KC = self._antecedent_scores(spans_KG, mentions_K, *pairs, speakers_K, genre)
-        return RankedSpans(first_K, last_K, mentions_K, pairs[0], scores_KC, (first_N, last_N, mentions_N))
+        antecedents_KA, coarse_KA = self._antecedents(spans_KG, mentions_K)
+        scores_KA = self._pair_scores(spans_KG, antecedents_KA, speakers_K, genre)
+        scores_KA = scores_KA + mentions_K[:, None] + mentions_K[antecedents_KA]
+        if coarse_KA is not None:
+            scores_KA = scores_KA + coarse_KA
+        scores_KC = F.pad(scores_KA.masked_fill(antecedents_KA < 0, -torch.inf), (1, 0))
+        return RankedSpans(first_K, last_K, mentions_K, antecedents_KA, scores_KC, (first_N, last_N, mentions_N))
 
     def _mention_scores(
         self,
@@ -145,17 +154,17 @@ class SpanRanker(nn.Module):
         last_N: Tensor,
         widths_NF: Tensor,
     ) -> Tensor:
-        first, last, head, width = self.mention_scorer.blocks()
-        firsts_WL, lasts_WL, heads_WL = (
-            fast_linear(self.mention_scorer.first, words_WD, part)
-            for words_WD, part in ((states_WH, first), (states_WH, last), (heads_WX, head))
-        )
+        """`s_m` of each span: `(N,)`."""
+        of_first, of_last, of_head, of_width = self.mention_scorer.blocks()
+        firsts_WL = fast_linear(self.mention_scorer.first, states_WH, of_first)
+        lasts_WL = fast_linear(self.mention_scorer.first, states_WH, of_last)
+        heads_WL = fast_linear(self.mention_scorer.first, heads_WX, of_head)
 
         def scores(first_N: Tensor, last_N: Tensor, widths_NF: Tensor) -> Tensor:
             # The attention is linear in the words, so that it may come after the scorer's first layer.
             head_NL = attended_words(heads_WL, head_scores_W, first_N, last_N, self.max_width)
             product_NL = F.embedding(first_N, firsts_WL) + F.embedding(last_N, lasts_WL) + head_NL
-            return self.mention_scorer(product_NL + F.linear(widths_NF, width))
+            return self.mention_scorer(product_NL + F.linear(widths_NF, of_width))
 
         return in_pieces(scores, first_N, last_N, widths_NF)
 
@@ -167,36 +176,33 @@ class SpanRanker(nn.Module):
         antecedents_KA = likeliest_antecedents(coarse_KK.detach() + mentions_K.detach(), self.max_antecedents)
         return antecedents_KA, coarse_KK.gather(1, antecedents_KA.clamp(min=0))
 
-    def _antecedent_scores(
-        self,
-        spans_KG: Tensor,
-        mentions_K: Tensor,
-        antecedents_KA: Tensor,
-        coarse_KA: Tensor | None,
-        speakers_K: Tensor | None,
-        genre: Tensor | None,
+    def _pair_scores(
+        self, spans_KG: Tensor, antecedents_KA: Tensor, speakers_K: Tensor | None, genre: Tensor | None
     ) -> Tensor:
-        own, other, both, feature = self.pair_scorer.blocks()
-        own_KL, other_KL = (fast_linear(self.pair_scorer.first, spans_KG, part) for part in (own, other))
+        """`s_a` of each span and antecedent, 0 where there is none: `(K, A)`."""
+        of_span, of_antecedent, of_both, of_features = self.pair_scorer.blocks()
+        spans_KL = fast_linear(self.pair_scorer.first, spans_KG, of_span)
+        antecedents_KL = fast_linear(self.pair_scorer.first, spans_KG, of_antecedent)
         bounds = torch.tensor(DISTANCES, device=spans_KG.device)
 
         def scores(span_P: Tensor, antecedent_P: Tensor) -> Tensor:
             both_PG = F.embedding(span_P, spans_KG) * F.embedding(antecedent_P, spans_KG)
-            features = [self.distances(torch.bucketize(span_P - antecedent_P, bounds, right=True))]
+            bins_P = torch.bucketize(span_P - antecedent_P, bounds, right=True)
+            features = [self.distances(bins_P)]
             if self.same_speaker is not None and speakers_K is not None:
-                features.append(self.same_speaker((speakers_K[span_P] == speakers_K[antecedent_P]).long()))
+                is_same_P = speakers_K[span_P] == speakers_K[antecedent_P]
+                features.append(self.same_speaker(is_same_P.long()))
             if self.genres is not None and genre is not None:
                 features.append(self.genres(genre.expand_as(span_P)))
             features_PF = self.dropout(torch.cat(features, -1))
-            product_PL = fast_linear(self.pair_scorer.first, both_PG, both) + F.linear(features_PF, feature)
-            return self.pair_scorer(product_PL + F.embedding(span_P, own_KL) + F.embedding(antecedent_P, other_KL))
+            product_PL = fast_linear(self.pair_scorer.first, both_PG, of_both) + F.linear(features_PF, of_features)
+            product_PL = product_PL + F.embedding(span_P, spans_KL) + F.embedding(antecedent_P, antecedents_KL)
+            return self.pair_scorer(product_PL)
 
-        real_KA = antecedents_KA >= 0
-        pairs_P = in_pieces(scores, real_KA.nonzero()[:, 0], antecedents_KA[real_KA])
-        scores_KA = torch.zeros_like(real_KA, dtype=pairs_P.dtype).masked_scatter(real_KA, pairs_P)
-        scores_KA = scores_KA + mentions_K[:, None] + mentions_K[antecedents_KA]
-        scores_KA = scores_KA if coarse_KA is None else scores_KA + coarse_KA
-        return F.pad(scores_KA.masked_fill(~real_KA, -torch.inf), (1, 0))
+        is_real_KA = antecedents_KA >= 0
+        span_P, _ = is_real_KA.nonzero(as_tuple=True)
+        scores_P = in_pieces(scores, span_P, antecedents_KA[is_real_KA])
+        return torch.zeros_like(is_real_KA, dtype=scores_P.dtype).masked_scatter(is_real_KA, scores_P)
 
 
 def in_pieces(function: Callable[..., Tensor], *rows: Tensor) -> Tensor:
@@ -206,7 +212,8 @@ def in_pieces(function: Callable[..., Tensor], *rows: Tensor) -> Tensor:
     """
     if torch.is_grad_enabled():
         function = partial(checkpoint, function, use_reentrant=False)
-    return torch.cat([function(*piece) for piece in zip(*(each.split(PIECE) for each in rows), strict=True)])
+    pieces = zip(*(tensor.split(PIECE) for tensor in rows), strict=True)
+    return torch.cat([function(*piece) for piece in pieces])
 
 
 def candidate_spans(sentences_W: Tensor, max_width: int) -> tuple[Tensor, Tensor]:
@@ -215,20 +222,23 @@ def candidate_spans(sentences_W: Tensor, max_width: int) -> tuple[Tensor, Tensor
     Args:
         sentences_W: `(words,)`, the number of each word's sentence, ascending.
     """
-    words, device = len(sentences_W), sentences_W.device
-    first_WO = torch.arange(words, device=device)[:, None].expand(-1, min(max_width, words))
-    last_WO = first_WO + torch.arange(first_WO.shape[1], device=device)
-    ends_WO = last_WO.clamp(max=words - 1)
-    inside_WO = (ends_WO == last_WO) & (sentences_W[ends_WO] == sentences_W[:, None])
-    return first_WO[inside_WO], last_WO[inside_WO]
+    words = len(sentences_W)
+    words_W = torch.arange(words, device=sentences_W.device)
+    widths_O = words_W[:max_width]
+    first_WO = words_W[:, None].expand(-1, len(widths_O))
+    last_WO = first_WO + widths_O
+    clamped_WO = last_WO.clamp(max=words - 1)
+    is_span_WO = (clamped_WO == last_WO) & (sentences_W[clamped_WO] == sentences_W[:, None])
+    return first_WO[is_span_WO], last_WO[is_span_WO]
 
 
 def attended_words(values_WX: Tensor, scores_W: Tensor, first_N: Tensor, last_N: Tensor, max_width: int) -> Tensor:
     """The sum of each span's words, weighted by a softmax of their scores: `(N, X)`."""
+    last_N1 = last_N[:, None]
     words_NO = first_N[:, None] + torch.arange(max_width, device=first_N.device)
-    inside_NO = words_NO <= last_N[:, None]
-    words_NO = torch.minimum(words_NO, last_N[:, None])
-    weights_NO = masked_softmax(scores_W[words_NO], inside_NO, 1).to(values_WX.dtype)
+    is_inside_NO = words_NO <= last_N1
+    words_NO = torch.minimum(words_NO, last_N1)
+    weights_NO = masked_softmax(scores_W[words_NO], is_inside_NO, 1).to(values_WX.dtype)
     return F.embedding_bag(words_NO, values_WX, mode="sum", per_sample_weights=weights_NO)
 
 
@@ -238,33 +248,40 @@ def best_spans(scores_N: Tensor, first_N: Tensor, last_N: Tensor, count: int) ->
 
     Two spans cross if they share words and each also has words of its own. There may be fewer than `count`.
     """
-    firsts, lasts = first_N.tolist(), last_N.tolist()
+    firsts = first_N.tolist()
+    lasts = last_N.tolist()
     words = max(lasts, default=0) + 1
-    latest, earliest = [-1] * words, [words] * words  # of kept spans that begin, or end, with a word: the other end
-    kept: list[int] = []
+    latest = [-1] * words  # last word of the longest chosen span that begins with each word
+    earliest = [words] * words  # first word of the longest chosen span that ends with each word
+    chosen: list[int] = []
     for span in scores_N.argsort(descending=True, stable=True).tolist():
-        if len(kept) >= count:
+        if len(chosen) >= count:
             break
-        first, last = firsts[span], lasts[span]
-        if max(latest[first + 1 : last + 1], default=-1) > last or min(earliest[first:last], default=words) < first:
-            continue
-        kept.append(span)
-        latest[first], earliest[last] = max(latest[first], last), min(earliest[last], first)
-    return torch.tensor(sorted(kept), dtype=torch.long, device=scores_N.device)
+        first = firsts[span]
+        last = lasts[span]
+        crosses_end = max(latest[first + 1 : last + 1], default=-1) > last
+        crosses_begin = min(earliest[first:last], default=words) < first
+        if not crosses_end and not crosses_begin:
+            chosen.append(span)
+            latest[first] = max(latest[first], last)
+            earliest[last] = min(earliest[last], first)
+    return torch.tensor(sorted(chosen), dtype=torch.long, device=scores_N.device)
 
 
 def nearest_antecedents(spans: int, most: int, device: torch.device | None = None) -> Tensor:
     """Up to `most` spans before each span, nearest first, -1 where there is none: `(K, A)`."""
-    offsets_A = torch.arange(min(most, max(spans - 1, 0)), device=device)
-    return (torch.arange(spans, device=device)[:, None] - 1 - offsets_A).clamp(min=-1)
+    spans_K = torch.arange(spans, device=device)
+    distances_A = spans_K[1 : most + 1]
+    return (spans_K[:, None] - distances_A).clamp(min=-1)
 
 
 def likeliest_antecedents(scores_KK: Tensor, most: int) -> Tensor:
     """Up to `most` spans before each span with the highest scores, nearest first, -1 where there is none: `(K, A)`."""
-    earlier_KK = torch.ones_like(scores_KK, dtype=torch.bool).tril(-1)
+    is_earlier_KK = torch.ones_like(scores_KK, dtype=torch.bool).tril(-1)
     most = min(most, max(len(scores_KK) - 1, 0))
-    best_KA = scores_KK.masked_fill(~earlier_KK, -torch.inf).topk(most, 1).indices
-    return best_KA.masked_fill(~earlier_KK.gather(1, best_KA), -1).sort(1, descending=True).values
+    best_KA = scores_KK.masked_fill(~is_earlier_KK, -torch.inf).topk(most, 1).indices
+    best_KA = best_KA.masked_fill(~is_earlier_KK.gather(1, best_KA), -1)
+    return best_KA.sort(1, descending=True).values
 
 
 def gold_clusters(first_N: Tensor, last_N: Tensor, first_M: Tensor, last_M: Tensor, clusters_M: Tensor) -> Tensor:
@@ -275,7 +292,8 @@ def gold_clusters(first_N: Tensor, last_N: Tensor, first_M: Tensor, last_M: Tens
     gold_M, order_M = (first_M * words + last_M).sort()  # spans that end later than all mentions may have any number
     spans_N = torch.where(last_N < words, first_N * words + last_N, -1)
     places_N = torch.searchsorted(gold_M, spans_N).clamp(max=len(gold_M) - 1)
-    return torch.where(gold_M[places_N] == spans_N, clusters_M[order_M][places_N], -1)
+    clusters_N = clusters_M[order_M][places_N]
+    return torch.where(gold_M[places_N] == spans_N, clusters_N, -1)
 
 
 def marginal_loss(spans: RankedSpans, clusters_K: Tensor) -> Tensor:
@@ -283,10 +301,12 @@ def marginal_loss(spans: RankedSpans, clusters_K: Tensor) -> Tensor:
 
     A span without a gold antecedent among its candidates has the gold choice of no antecedent.
     """
-    known_KA = (spans.antecedents_KA >= 0) & (clusters_K[:, None] >= 0)
-    gold_KA = known_KA & (clusters_K[spans.antecedents_KA] == clusters_K[:, None])
-    gold_KC = torch.cat([~gold_KA.any(1, keepdim=True), gold_KA], 1)
-    gold_scores_KC = spans.scores_KC.masked_fill(~gold_KC, -torch.inf)
+    clusters_K1 = clusters_K[:, None]
+    is_pair_KA = (spans.antecedents_KA >= 0) & (clusters_K1 >= 0)
+    is_gold_KA = is_pair_KA & (clusters_K[spans.antecedents_KA] == clusters_K1)
+    has_none_K1 = ~is_gold_KA.any(1, keepdim=True)
+    is_gold_KC = torch.cat([has_none_K1, is_gold_KA], 1)
+    gold_scores_KC = spans.scores_KC.masked_fill(~is_gold_KC, -torch.inf)
     return (spans.scores_KC.logsumexp(1) - gold_scores_KC.logsumexp(1)).sum()
 
 
@@ -295,7 +315,8 @@ def mention_loss(mentions_N: Tensor, clusters_N: Tensor) -> Tensor:
 
     Among the kept spans only, a gold mention that is not kept would have no gradient, and never be found.
     """
-    return F.binary_cross_entropy_with_logits(mentions_N, (clusters_N >= 0).to(mentions_N), reduction="sum")
+    is_mention_N = (clusters_N >= 0).to(mentions_N)
+    return F.binary_cross_entropy_with_logits(mentions_N, is_mention_N, reduction="sum")
 
 
 def best_antecedents(scores_KC: Tensor, antecedents_KA: Tensor) -> Tensor:

@@ -32,9 +32,10 @@ class Places(NamedTuple):
 
     def read(self, x_ND: Tensor) -> Tensor:
         """The values of packed tokens as `(texts, length, width)`, zeros at padding."""
-        x_ND = x_ND if len(x_ND) else F.pad(x_ND, (0, 0, 0, 1))
-        rows = x_ND.index_select(0, self.tokens_RL.flatten()).unflatten(0, self.tokens_RL.shape)
-        return rows.masked_fill(~self.mask_RL[..., None], 0)
+        if not len(x_ND):
+            x_ND = F.pad(x_ND, (0, 0, 0, 1))
+        x_RLD = x_ND.index_select(0, self.tokens_RL.flatten()).unflatten(0, self.tokens_RL.shape)
+        return x_RLD.masked_fill(~self.mask_RL[..., None], 0)
 
 
 class PackedTexts:
@@ -47,6 +48,8 @@ class PackedTexts:
     Attributes:
         lengths: the number of tokens of each text. A text may have none.
         batch_sizes: the number of texts that have a token at each step.
+        starts: the first packed token of each step.
+        ranks_S: the place of each text in the order of the longest text first.
 
     Shape:
         tokens_N: the number of each packed token among the real tokens of the batch, row after row.
@@ -56,16 +59,21 @@ class PackedTexts:
 
     @torch.compiler.disable  # sizes depend on values
     def __init__(self, texts_ST: Tensor, mask_BT: Tensor):
-        texts_ST, device = texts_ST.cpu(), mask_BT.device
-        packing, numbers = pack(texts_ST), mask_BT.flatten().cumsum(0) - 1
-        order_N = packing.forward_N
-        sizes = _on_host(packing.batch_sizes)
-        self.batch_sizes, self.lengths = packing.batch_sizes, texts_ST.sum(1).tolist()
-        self.starts = sizes.cumsum(0) - sizes  # of each step
-        rank_N = _on_host(range(len(order_N))) - self.starts.repeat_interleave(sizes)
+        texts_ST = texts_ST.cpu()
+        packing = pack(texts_ST)
+        self.lengths = texts_ST.sum(1).tolist()
+        self.batch_sizes = packing.batch_sizes
+        sizes = _on_host(self.batch_sizes)
+        self.starts = sizes.cumsum(0) - sizes
         self.ranks_S = _on_host([0] * len(texts_ST))
         self.ranks_S[packing.rows_S] = _on_host(range(len(packing.rows_S)))
-        self.tokens_N = numbers[(packing.positions_N[order_N] % mask_BT.numel()).to(device)]
+
+        order_N = packing.forward_N
+        device = mask_BT.device
+        numbers = mask_BT.flatten().cumsum(0) - 1  # of the real tokens of the batch
+        positions_N = packing.positions_N[order_N] % mask_BT.numel()
+        self.tokens_N = numbers[positions_N.to(device)]
+        rank_N = _on_host(range(len(order_N))) - self.starts.repeat_interleave(sizes)
         self.text_N = packing.rows_S[rank_N].to(device)
         self.turned_N = order_N.argsort()[packing.backward_N].to(device)
 
@@ -82,16 +90,18 @@ class PackedTexts:
         return x_ND.new_zeros(len(self.lengths), x_ND.shape[1]).index_add(0, self.text_N, x_ND)
 
     def mean(self, x_ND: Tensor) -> Tensor:
-        counts_S = torch.tensor(self.lengths, dtype=x_ND.dtype, device=x_ND.device).clamp(min=1)
-        return self.sum(x_ND) / counts_S[:, None]
+        lengths_S = torch.tensor(self.lengths, dtype=x_ND.dtype, device=x_ND.device)
+        return self.sum(x_ND) / lengths_S.clamp(min=1)[:, None]
 
     def max(self, x_ND: Tensor) -> Tensor:
         zeros_SD = x_ND.new_zeros(len(self.lengths), x_ND.shape[1])
-        return zeros_SD.scatter_reduce(0, self.text_N[:, None].expand_as(x_ND), x_ND, "amax", include_self=False)
+        text_ND = self.text_N[:, None].expand_as(x_ND)
+        return zeros_SD.scatter_reduce(0, text_ND, x_ND, "amax", include_self=False)
 
     def softmax(self, scores_N1: Tensor) -> Tensor:
         """The softmax over the tokens of each text."""
-        powers_N1 = (scores_N1 - self.max(scores_N1.detach())[self.text_N]).exp()
+        highest_S1 = self.max(scores_N1.detach())
+        powers_N1 = (scores_N1 - highest_S1[self.text_N]).exp()
         return powers_N1 / self.sum(powers_N1)[self.text_N]
 
     def scan(
@@ -110,58 +120,72 @@ class PackedTexts:
             reverse: whether to read from the last token to the first.
             before: whether to return the states before each token instead.
         """
-        parts = x_ND.split(self.batch_sizes)
-        state, ended, found = start_SX[:0] if reverse else start_SX, [start_SX[:0]], [start_SX[:0]]
-        for part in reversed(parts) if reverse else parts:
-            read = state
-            if len(state) > len(part):
-                ended.append(state[len(part) :])
-                read = state[: len(part)]
-            elif len(state) < len(part):
-                read = torch.cat([state, start_SX[len(state) : len(part)]])
-            state = step(part, read)
-            found.append(read if before else state)
-        return torch.cat([*ended, state][::-1]), torch.cat(found[::-1] if reverse else found)
+        steps = x_ND.split(self.batch_sizes)
+        state = start_SX[:0] if reverse else start_SX
+        ended = []  # states of the texts that end before each step
+        states = [start_SX[:0]]
+        for values in reversed(steps) if reverse else steps:
+            size = len(values)
+            if len(state) > size:
+                ended.append(state[size:])
+                state = state[:size]
+            elif len(state) < size:  # read backward, the longest text begins first
+                state = torch.cat([state, start_SX[len(state) : size]])
+            if before:
+                states.append(state)
+            state = step(values, state)
+            if not before:
+                states.append(state)
+        if reverse:
+            states.reverse()
+        return torch.cat([state, *reversed(ended)]), torch.cat(states)
 
     def pairs(self, others: "PackedTexts", turn: int = 0) -> Iterator[tuple[Places, Places]]:
         """Groups of similar lengths of each text and its partner, text `(s + turn) % S` of the others.
 
         All pairs of a token and a token of the partner are at least half of what a group has with its padding.
         """
-        count, device = len(self.lengths), self.text_N.device
+        count = len(self.lengths)
         partner = [(text + turn) % count for text in range(count)]
-        sizes = {text: (self.lengths[text], max(1, others.lengths[partner[text]])) for text in range(count)}
-        groups: list[list[int]] = [[]]
-        real = width = other_width = 0
-        for text in sorted(filter(self.lengths.__getitem__, sizes), key=sizes.__getitem__, reverse=True):
-            own, other = sizes[text]
-            real, width, other_width = real + own * other, max(width, own), max(other_width, other)
-            if groups[-1] and (len(groups[-1]) + 1) * width * other_width > max(2 * real, FEW_PAIRS):
-                groups.append([])
-                real, width, other_width = own * other, own, other
-            groups[-1].append(text)
-        for group in groups:
+        sizes = {}  # of each text with tokens, and of its partner
+        for text, length in enumerate(self.lengths):
+            if length:
+                sizes[text] = (length, max(1, others.lengths[partner[text]]))
+        device = self.text_N.device
+        for group in _groups_of_similar(sizes):
             yield self._places(group, device), others._places([partner[text] for text in group], device)
 
     def _places(self, texts: list[int], device: torch.device) -> Places:
         lengths = [self.lengths[text] for text in texts]
-        mask_RL = _on_host(range(max([1, *lengths]))) < _on_host(lengths)[:, None]
-        starts_L = F.pad(self.starts, (0, 1))[: mask_RL.shape[1]]
-        tokens_RL = (starts_L + self.ranks_S[texts][:, None]).masked_fill(~mask_RL, 0)
-        return Places(tokens_RL.to(device), mask_RL.to(device))
+        longest = max(lengths, default=0)
+        steps_L = _on_host(range(max(1, longest)))
+        mask_RL = steps_L < _on_host(lengths)[:, None]
+        starts_L = F.pad(self.starts, (0, 1))[: len(steps_L)]
+        tokens_RL = starts_L + self.ranks_S[texts][:, None]
+        return Places(tokens_RL.masked_fill(~mask_RL, 0).to(device), mask_RL.to(device))
 
-    def join(self, found: Iterable[tuple[Places, Tensor]]) -> Tensor:
+    def join(self, groups: Iterable[tuple[Places, Tensor]]) -> Tensor:
         """Packed values `(tokens, width)` from those of groups of texts, `(texts, length, width)`."""
-        rows = [(places.tokens_RL[places.mask_RL], values[places.mask_RL]) for places, values in found]
-        order_N, values_ND = map(torch.cat, zip(*rows, strict=True))
-        return torch.empty_like(values_ND).index_copy(0, order_N, values_ND)
+        places = []
+        values = []
+        for group, values_RLD in groups:
+            places.append(group.tokens_RL[group.mask_RL])
+            values.append(values_RLD[group.mask_RL])
+        values_ND = torch.cat(values)
+        return torch.empty_like(values_ND).index_copy(0, torch.cat(places), values_ND)
+
+    def attend(self, others: "PackedTexts", attention: Callable[[Places, Places], Tensor], turn: int = 0) -> Tensor:
+        """Packed values `(tokens, width)` from what `attention` computes for `pairs`, `(texts, length, width)`."""
+        return self.join((places, attention(places, other)) for places, other in self.pairs(others, turn))
 
     @cached_property
     def both_ways(self) -> BothWays:
         """The order in which the kernels of biRNNs read both directions in one batch."""
         sizes = _on_host(self.batch_sizes)
+        sizes_N = sizes.repeat_interleave(sizes)  # of the step of each token
+        # A step has its tokens read forward, then those read backward.
         ahead_N = _on_host(range(len(self.text_N))) + self.starts.repeat_interleave(sizes)
-        behind_N = ahead_N + sizes.repeat_interleave(sizes)
+        behind_N = ahead_N + sizes_N
         back_M = torch.stack([ahead_N, behind_N[self.turned_N]], 1).flatten()
         first = sum(self.batch_sizes[:1])
         before_N = _on_host(range(first, len(ahead_N))) - sizes[:-1].repeat_interleave(sizes[1:])
@@ -169,6 +193,29 @@ class PackedTexts:
         for place_N in (ahead_N, behind_N):
             before_M[place_N[first:] - 2 * first] = place_N[before_N]
         return BothWays(back_M.argsort(), back_M, before_M, self.batch_sizes)
+
+
+def _groups_of_similar(sizes: dict[int, tuple[int, int]]) -> list[list[int]]:
+    """Texts in groups in which at most half of the pairs of tokens are padding, or few. Without texts: one empty group.
+
+    Args:
+        sizes: the length of each text and of its partner.
+    """
+    groups: list[list[int]] = [[]]
+    pairs = width = other_width = 0  # of the last group
+    for text in sorted(sizes, key=sizes.__getitem__, reverse=True):
+        length, other_length = sizes[text]
+        pairs += length * other_length
+        width = max(width, length)
+        other_width = max(other_width, other_length)
+        padded = (len(groups[-1]) + 1) * width * other_width
+        if groups[-1] and padded > max(2 * pairs, FEW_PAIRS):
+            groups.append([])
+            pairs = length * other_length
+            width = length
+            other_width = other_length
+        groups[-1].append(text)
+    return groups
 
 
 def _on_host(numbers: Sequence[int]) -> Tensor:
@@ -195,10 +242,13 @@ class PaddedTexts:
         reverse: bool = False,
         before: bool = False,
     ) -> tuple[Tensor, Tensor]:
-        x_TBD = x_ND.clone(memory_format=torch.contiguous_format).unflatten(0, self.mask_BT.shape).transpose(0, 1)
-        step_of_one = lambda *arguments: [step(*arguments)]  # noqa: E731
-        [end_BX], found_TBX = masked_scan(step_of_one, [start_BX], x_TBD, self.mask_BT, reverse, before)
-        return end_BX, found_TBX.transpose(0, 1).contiguous().flatten(0, 1)
+        def step_of_one(values_BD: Tensor, state_BX: Tensor) -> list[Tensor]:
+            return [step(values_BD, state_BX)]
+
+        x_BTD = x_ND.clone(memory_format=torch.contiguous_format).unflatten(0, self.mask_BT.shape)
+        x_TBD = x_BTD.transpose(0, 1)
+        [end_BX], states_TBX = masked_scan(step_of_one, [start_BX], x_TBD, self.mask_BT, reverse, before)
+        return end_BX, states_TBX.transpose(0, 1).contiguous().flatten(0, 1)
 
 
 Texts = PackedTexts | PaddedTexts
@@ -206,7 +256,9 @@ Texts = PackedTexts | PaddedTexts
 
 def rows_as_texts(mask_BT: Tensor) -> Texts:
     """The real tokens of each row as a text."""
-    return PaddedTexts(mask_BT) if is_exporting() else PackedTexts(mask_BT, mask_BT)
+    if is_exporting():
+        return PaddedTexts(mask_BT)
+    return PackedTexts(mask_BT, mask_BT)
 
 
 def masked_softmax(scores: Tensor, mask: Tensor, dim: int) -> Tensor:
