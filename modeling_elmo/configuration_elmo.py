@@ -49,6 +49,12 @@ AUTO_CLASS_NAMES = {
 }
 CODE_FILES = ("configuration_elmo.py", "modeling_elmo.py")  # of a saved folder, beside that of the tokenizer
 BILM_CLASSES = {"ELMoModel", "ELMoForPreTraining"}
+# Fields that only heads read. The config.json of a biLM leaves them out.
+HEAD_FIELDS = """
+    elmo_dropout elmo_placement freeze_bilm use_elmo head classifier task_hidden_size task_dropout task_num_layers
+    task_word_embedding_size freeze_word_embeddings task_char_embedding_size task_char_cnn_filters max_span_width
+    spans_per_word max_antecedents coarse_pruning train_singletons lexical_dropout use_speakers num_genres
+""".split()
 
 # Files that make a folder a sentence-transformers model: its own `Transformer` module, which calls our method
 # `token_embeddings`, and its own `Pooling`. `modules.json` is written last, so that it is never there alone.
@@ -318,6 +324,17 @@ class ELMoConfig(PreTrainedConfig):
 
     def to_dict(self) -> dict[str, Any]:
         return {**super().to_dict(), "hidden_size": self.hidden_size}
+
+    def to_diff_dict(self) -> dict[str, Any]:
+        """What config.json has: all fields of a head, and those of a biLM without the defaults of heads."""
+        values = super().to_diff_dict()
+        if not self.architectures or not set(self.architectures) <= {*BILM_CLASSES, "ELMoForCausalLM"}:
+            return values
+        defaults = type(self)().to_dict()
+        for name in HEAD_FIELDS:
+            if name in values and values[name] == defaults[name]:
+                del values[name]
+        return values
 
     def auto_map_of_folder(self) -> dict[str, str]:
         """The Auto map for a folder that is being saved, whose code has all our classes. Classes of others stay."""

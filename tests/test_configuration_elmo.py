@@ -12,7 +12,7 @@ from transformers import AutoConfig, PreTrainedConfig
 
 import modeling_elmo
 from modeling_elmo import ELMoConfig
-from modeling_elmo.configuration_elmo import AUTO_CLASS_NAMES, FIELD_OF_NAME, PRESETS
+from modeling_elmo.configuration_elmo import AUTO_CLASS_NAMES, FIELD_OF_NAME, HEAD_FIELDS, PRESETS
 
 FIELDS = set(ELMoConfig.__annotations__) - set(PreTrainedConfig.__annotations__)
 
@@ -49,6 +49,19 @@ def test_what_a_saved_configuration_says(tmp_path):
     assert set(written["auto_map"]) == {"AutoConfig", "AutoModel", *(f"AutoModelFor{task}" for task in tasks)}
     again = AutoConfig.from_pretrained(tmp_path, projection_size=64)
     assert type(again) is ELMoConfig and (again.num_labels, again.hidden_size) == (5, 128)
+
+
+def test_a_bilm_leaves_out_the_defaults_of_heads(tmp_path):
+    head = "ELMoForTokenClassification"
+    for architectures, are_written in ((["ELMoModel"], False), (["ELMoForCausalLM"], False), ([head], True)):
+        config = ELMoConfig(architectures=architectures, task_num_layers=5)
+        config.save_pretrained(tmp_path)
+        written = json.loads((tmp_path / "config.json").read_text())
+        assert written["task_num_layers"] == 5
+        assert ({*HEAD_FIELDS} <= written.keys()) == are_written and ("freeze_bilm" in written) == are_written
+        assert AutoConfig.from_pretrained(tmp_path).to_dict() | {"_name_or_path": ""} == config.to_dict() | {
+            "_name_or_path": ""
+        }
 
 
 # Another value than the default of every field but `tie_word_embeddings`, which excludes others.

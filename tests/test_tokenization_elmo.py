@@ -673,6 +673,9 @@ def test_two_rounds_of_saving(tmp_path, options):
         for name, value in options.items():
             assert getattr(previous, name) == value
         assert previous.backend_tokenizer.truncation is None and previous.backend_tokenizer.padding is None
+    previous.save_pretrained(tmp_path)
+    written = json.loads((tmp_path / "tokenizer_config.json").read_text(encoding="utf-8"))
+    assert not {"is_local", "local_files_only"} & written.keys()  # state of the call that loaded it
 
 
 def test_options_may_change_on_loading(tmp_path):

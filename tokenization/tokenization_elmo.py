@@ -232,6 +232,8 @@ class ELMoTokenizer(TokenizersBackend):
 
     def save_pretrained(self, save_directory: str | PathLike, *args, **kwargs) -> tuple[str, ...]:
         """Saves as the stock method does, and the tokenizer's code too."""
+        for name in ("is_local", "local_files_only"):  # say how this one was loaded
+            self.init_kwargs.pop(name, None)
         with saved_code(save_directory, TOKENIZER_CONFIG_FILE, self.code_file):
             return super().save_pretrained(save_directory, *args, **kwargs)
 
