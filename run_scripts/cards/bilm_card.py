@@ -12,11 +12,12 @@ from typing import Any
 from huggingface_hub import EvalResult
 
 from modeling_elmo import ELMoConfig
-from modeling_elmo.run_scripts.cards.card import read_result, write_card
-from modeling_elmo.run_scripts.cards.figures import LogEntries, draw_curve
-from modeling_elmo.run_scripts.cards.tables import NO_SCORES, layer_names, one_line
-from modeling_elmo.run_scripts.program.files import read_json
 from modeling_elmo.tokenization.elmo_characters import Utf8Alphabet
+
+from ..program.files import read_json
+from .card import read_result, write_card
+from .figures import LogEntries, draw_curve
+from .tables import NO_SCORES, layer_names, one_line
 
 SAME_PROTOCOL = ("predictions", "vocabulary_size", "protocol")  # perplexities that differ here cannot be compared
 

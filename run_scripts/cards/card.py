@@ -16,9 +16,9 @@ from huggingface_hub.utils import HFValidationError, validate_repo_id
 from jinja2 import Environment, FileSystemLoader, StrictUndefined, Undefined
 from markupsafe import Markup
 
-from modeling_elmo.run_scripts.cards.tables import code_span, escape_markdown, link_or_text, one_line
-from modeling_elmo.run_scripts.program.command_line import option
-from modeling_elmo.run_scripts.program.files import read_json, write_json
+from ..program.command_line import option
+from ..program.files import read_json, write_json
+from .tables import code_span, escape_markdown, link_or_text, one_line
 
 TEMPLATES = Path(__file__).resolve().parents[2] / "model_cards"  # in a clone and in a wheel
 EXAMPLES = {  # by language: two sentences, and a question about the first

@@ -14,16 +14,8 @@ import numpy as np
 from transformers.utils import logging
 
 from modeling_elmo import ELMoConfig
-from modeling_elmo.run_scripts.cards.tables import (
-    ERRORS,
-    RunRecord,
-    by_arm,
-    layer_names,
-    mean_and_deviation,
-    mean_layer_weights,
-    scores_on,
-    splits_of,
-)
+
+from .tables import ERRORS, RunRecord, by_arm, layer_names, mean_and_deviation, mean_layer_weights, scores_on, splits_of
 
 logger = logging.get_logger(__name__)
 

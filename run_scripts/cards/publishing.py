@@ -22,17 +22,12 @@ from yaml import YAMLError
 import modeling_elmo
 from modeling_elmo import ELMoConfig, ELMoPreTrainedModel, ELMoTokenizer
 from modeling_elmo.configuration_elmo import SENTENCE_TRANSFORMERS_FILES
-from modeling_elmo.run_scripts.cards.bilm_card import write_bilm_card
-from modeling_elmo.run_scripts.cards.card import (
-    EXAMPLES,
-    CardArguments,
-    check_repository,
-    read_result,
-    write_card_facts,
-)
-from modeling_elmo.run_scripts.cards.head_card import PIPELINE_TAGS, write_head_card
-from modeling_elmo.run_scripts.program.command_line import option
-from modeling_elmo.run_scripts.program.files import MODEL_FILES, check_model, load_pretrained, read_json
+
+from ..program.command_line import option
+from ..program.files import MODEL_FILES, check_model, load_pretrained, read_json
+from .bilm_card import write_bilm_card
+from .card import EXAMPLES, CardArguments, check_repository, read_result, write_card_facts
+from .head_card import PIPELINE_TAGS, write_head_card
 
 # The only files that are uploaded. A training run also leaves optimizers, local paths and texts of the data.
 FILES_TO_UPLOAD = (

@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from modeling_elmo.run_scripts.program.files import read_json, write_json, write_lines
+from ..program.files import read_json, write_json, write_lines
 
 RunRecord = dict[str, Any]
 

@@ -18,39 +18,19 @@ from transformers import DataCollatorWithPadding, EarlyStoppingCallback
 from transformers.utils import CONFIG_NAME, logging
 
 from modeling_elmo import ELMoConfig, ELMoModel, ELMoTokenizer
-from modeling_elmo.run_scripts.cards.card import CardArguments, without_folders
-from modeling_elmo.run_scripts.cards.tables import (
-    BASELINE_NAME,
-    best_record,
-    layer_names,
-    read_record,
-    splits_of,
-    write_results,
-)
-from modeling_elmo.run_scripts.experiments import reports
-from modeling_elmo.run_scripts.fine_tuning.data import training_share
-from modeling_elmo.run_scripts.fine_tuning.features import FeatureStore, feature_store
-from modeling_elmo.run_scripts.fine_tuning.head import HeadArguments, task_config, task_tokenizer, train_task
-from modeling_elmo.run_scripts.fine_tuning.task import Record, SplitOutput, Task
-from modeling_elmo.run_scripts.fine_tuning.trainer import (
-    TaskTrainer,
-    TaskTrainingArguments,
-    checkpoints_in,
-    last_checkpoint,
-)
-from modeling_elmo.run_scripts.program.command_line import option
-from modeling_elmo.run_scripts.program.files import (
-    check_model,
-    digest,
-    files_named,
-    load_pretrained,
-    model_digest,
-    read_json,
-    sync,
-    write_json,
-)
-from modeling_elmo.run_scripts.program.processes import sole_run
 from modeling_elmo.tokenization.elmo_characters import SPECIAL_WORDS
+
+from ..cards.card import CardArguments, without_folders
+from ..cards.tables import BASELINE_NAME, best_record, layer_names, read_record, splits_of, write_results
+from ..fine_tuning.data import training_share
+from ..fine_tuning.features import FeatureStore, feature_store
+from ..fine_tuning.head import HeadArguments, task_config, task_tokenizer, train_task
+from ..fine_tuning.task import Record, SplitOutput, Task
+from ..fine_tuning.trainer import TaskTrainer, TaskTrainingArguments, checkpoints_in, last_checkpoint
+from ..program.command_line import option
+from ..program.files import check_model, digest, files_named, load_pretrained, model_digest, read_json, sync, write_json
+from ..program.processes import sole_run
+from . import reports
 
 logger = logging.get_logger(__name__)
 

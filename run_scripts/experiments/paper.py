@@ -28,18 +28,14 @@ from typing import Any, NamedTuple
 import torch
 
 from modeling_elmo import ELMoConfig
-from modeling_elmo.run_scripts.experiments.experiment import ABLATIONS, Arm, experiment_arms
-from modeling_elmo.run_scripts.experiments.paper_page import PlanEntry, page_parts, paper_page, update_page
-from modeling_elmo.run_scripts.experiments.reports import (
-    PLAN_OUTPUT,
-    different_settings,
-    read_records,
-    write_records,
-)
-from modeling_elmo.run_scripts.fine_tuning.tasks import TASKS
-from modeling_elmo.run_scripts.program.command_line import option
-from modeling_elmo.run_scripts.program.files import check_model, model_digest, read_json, write_lines
-from modeling_elmo.run_scripts.program.processes import sole_run
+
+from ..fine_tuning.tasks import TASKS
+from ..program.command_line import option
+from ..program.files import check_model, model_digest, read_json, write_lines
+from ..program.processes import sole_run
+from .experiment import ABLATIONS, Arm, experiment_arms
+from .paper_page import PlanEntry, page_parts, paper_page, update_page
+from .reports import PLAN_OUTPUT, different_settings, read_records, write_records
 
 PLAN = Path(__file__).with_name("paper_plan.json")
 PLAN_PROGRAMS = ("pretrain", "reproduce", "senses", "neighbors", "probe")

@@ -9,9 +9,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from modeling_elmo.run_scripts.cards.bilm_card import published_evaluation
-from modeling_elmo.run_scripts.cards.figures import draw_layer_weights
-from modeling_elmo.run_scripts.cards.tables import (
+from ..cards.bilm_card import published_evaluation
+from ..cards.figures import draw_layer_weights
+from ..cards.tables import (
     RunRecord,
     by_arm,
     error_reduction,
@@ -23,8 +23,8 @@ from modeling_elmo.run_scripts.cards.tables import (
     sense_table,
     splits_of,
 )
-from modeling_elmo.run_scripts.experiments.reports import results_of
-from modeling_elmo.run_scripts.program.files import write_lines
+from ..program.files import write_lines
+from .reports import results_of
 
 PAGE_BEGIN, PAGE_END = "<!-- elmo reproduce all: begin -->", "<!-- elmo reproduce all: end -->"
 FIGURE = "layer_weights.png"

@@ -13,28 +13,15 @@ from typing import Any
 from datasets import Dataset
 from transformers.utils import CONFIG_NAME, logging
 
-from modeling_elmo.run_scripts.cards.card import CardArguments, hub_name, without_folders, write_card_facts
-from modeling_elmo.run_scripts.cards.figures import draw_ablation, draw_confusion, draw_data_curve, draw_layer_weights
-from modeling_elmo.run_scripts.cards.head_card import write_head_card
-from modeling_elmo.run_scripts.cards.publishing import push
-from modeling_elmo.run_scripts.cards.tables import (
-    BASELINE_NAME,
-    RunRecord,
-    best_record,
-    score_table,
-    splits_of,
-    summary_table,
-    write_results,
-)
-from modeling_elmo.run_scripts.fine_tuning.head import HeadArguments, resolved_options
-from modeling_elmo.run_scripts.fine_tuning.task import Record, SplitOutput, Task
-from modeling_elmo.run_scripts.fine_tuning.trainer import (
-    TaskTrainer,
-    TaskTrainingArguments,
-    checkpoints_in,
-    last_checkpoint,
-)
-from modeling_elmo.run_scripts.program.files import digest, model_digest, parse_json, read_json, write_json, write_lines
+from ..cards.card import CardArguments, hub_name, without_folders, write_card_facts
+from ..cards.figures import draw_ablation, draw_confusion, draw_data_curve, draw_layer_weights
+from ..cards.head_card import write_head_card
+from ..cards.publishing import push
+from ..cards.tables import BASELINE_NAME, RunRecord, best_record, score_table, splits_of, summary_table, write_results
+from ..fine_tuning.head import HeadArguments, resolved_options
+from ..fine_tuning.task import Record, SplitOutput, Task
+from ..fine_tuning.trainer import TaskTrainer, TaskTrainingArguments, checkpoints_in, last_checkpoint
+from ..program.files import digest, model_digest, parse_json, read_json, write_json, write_lines
 
 logger = logging.get_logger(__name__)
 

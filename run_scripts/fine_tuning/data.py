@@ -19,9 +19,11 @@ from datasets import Dataset, DatasetDict, Features
 from datasets.exceptions import DatasetGenerationError
 from transformers.utils import logging
 
-from modeling_elmo.run_scripts.program.command_line import option, refuse_unread
-from modeling_elmo.run_scripts.program.data_files import LocatedRow, Location, RowReader, format_suffix
-from modeling_elmo.run_scripts.program.files import (
+from modeling_elmo.tokenization import elmo_pretokenization
+
+from ..program.command_line import option, refuse_unread
+from ..program.data_files import LocatedRow, Location, RowReader, format_suffix
+from ..program.files import (
     ROWS_AT_ONCE,
     digest,
     load_dataset,
@@ -30,7 +32,6 @@ from modeling_elmo.run_scripts.program.files import (
     saved_splits,
     split_parts,
 )
-from modeling_elmo.tokenization import elmo_pretokenization
 
 logger = logging.get_logger(__name__)
 

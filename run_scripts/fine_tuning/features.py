@@ -19,8 +19,9 @@ from transformers.utils import logging
 
 from modeling_elmo import ELMoModel
 from modeling_elmo.conversion.files import staged
-from modeling_elmo.run_scripts.program.files import digest
-from modeling_elmo.run_scripts.vectors.embedding import length_sorted_batches
+
+from ..program.files import digest
+from ..vectors.embedding import length_sorted_batches
 
 Example = dict[str, Any]
 # Fields of the configuration that change the layers of a biLM with the same weights.

@@ -14,12 +14,6 @@ from transformers.utils import logging
 
 from modeling_elmo import ELMoConfig, ELMoTokenizer
 from modeling_elmo.modeling_elmo_heads import ELMoTaskModel
-from modeling_elmo.run_scripts.fine_tuning.features import FeatureStore
-from modeling_elmo.run_scripts.fine_tuning.task import Task
-from modeling_elmo.run_scripts.fine_tuning.trainer import TaskTrainer, TaskTrainingArguments
-from modeling_elmo.run_scripts.program.command_line import option, refuse_unread
-from modeling_elmo.run_scripts.program.files import check_model, load_pretrained, parse_json_object
-from modeling_elmo.run_scripts.vectors.word_vectors import WordVectors, read_word_vectors
 from modeling_elmo.tokenization.elmo_characters import (
     CONTINUATION,
     MAX_TERM_WORD,
@@ -28,6 +22,13 @@ from modeling_elmo.tokenization.elmo_characters import (
     SURROGATES,
     UNK_WORD,
 )
+
+from ..program.command_line import option, refuse_unread
+from ..program.files import check_model, load_pretrained, parse_json_object
+from ..vectors.word_vectors import WordVectors, read_word_vectors
+from .features import FeatureStore
+from .task import Task
+from .trainer import TaskTrainer, TaskTrainingArguments
 
 logger = logging.get_logger(__name__)
 

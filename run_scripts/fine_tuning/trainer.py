@@ -20,15 +20,11 @@ from transformers.utils import is_torch_tf32_available, logging
 
 from modeling_elmo import ELMoConfig
 from modeling_elmo.modeling_elmo_heads import ELMoForTokenClassification
-from modeling_elmo.run_scripts.cards.card import check_repository
-from modeling_elmo.run_scripts.program.command_line import option
-from modeling_elmo.run_scripts.program.files import broken_weights, sync, writing
-from modeling_elmo.run_scripts.program.processes import (
-    check_processes,
-    check_workers,
-    computes_bfloat16,
-    has_accelerator,
-)
+
+from ..cards.card import check_repository
+from ..program.command_line import option
+from ..program.files import broken_weights, sync, writing
+from ..program.processes import check_processes, check_workers, computes_bfloat16, has_accelerator
 
 logger = logging.get_logger(__name__)
 

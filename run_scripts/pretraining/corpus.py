@@ -12,9 +12,17 @@ import numpy as np
 from tqdm.auto import tqdm
 from transformers.utils import logging
 
-from modeling_elmo.run_scripts.program.command_line import option, refuse_unread
-from modeling_elmo.run_scripts.program.data_files import files_of
-from modeling_elmo.run_scripts.program.files import (
+from modeling_elmo.tokenization.elmo_characters import (
+    BOS_ID,
+    EOS_ID,
+    PAD_WORD,
+    SPECIAL_WORDS,
+    most_frequent_words,
+)
+
+from ..program.command_line import option, refuse_unread
+from ..program.data_files import files_of
+from ..program.files import (
     DatasetArguments,
     TextArguments,
     dataset_texts,
@@ -23,19 +31,7 @@ from modeling_elmo.run_scripts.program.files import (
     split_parts,
     write_lines,
 )
-from modeling_elmo.run_scripts.program.sentences import (
-    check_language,
-    sentences_of,
-    text_sentences,
-    warn_of_wrapped_lines,
-)
-from modeling_elmo.tokenization.elmo_characters import (
-    BOS_ID,
-    EOS_ID,
-    PAD_WORD,
-    SPECIAL_WORDS,
-    most_frequent_words,
-)
+from ..program.sentences import check_language, sentences_of, text_sentences, warn_of_wrapped_lines
 
 logger = logging.get_logger(__name__)
 

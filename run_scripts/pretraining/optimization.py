@@ -20,7 +20,8 @@ from torch.utils._pytree import tree_map
 from transformers import get_scheduler
 
 from modeling_elmo.elmo_backends import bfloat16_obstacle, is_sharded
-from modeling_elmo.run_scripts.program.command_line import option
+
+from ..program.command_line import option
 
 # Defaults by optimizer. adagrad has the original's.
 DEFAULTS: dict[str, dict[str, Any]] = {

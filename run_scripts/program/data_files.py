@@ -21,8 +21,8 @@ from typing import Any
 
 from transformers.utils import logging
 
-from modeling_elmo.run_scripts.program.command_line import refuse_names_not_utf8
-from modeling_elmo.run_scripts.program.files import numbered_lines, parse_json, refuse_folder_or_pipe
+from .command_line import refuse_names_not_utf8
+from .files import numbered_lines, parse_json, refuse_folder_or_pipe
 
 logger = logging.get_logger(__name__)
 

@@ -25,7 +25,8 @@ from transformers.tokenization_utils_base import TOKENIZER_CONFIG_FILE
 from transformers.utils import CONFIG_NAME, cached_file, extract_commit_hash
 
 from modeling_elmo.conversion.files import check_complete, staged
-from modeling_elmo.run_scripts.program.command_line import flat_message, is_mistake_of_user, option
+
+from .command_line import flat_message, is_mistake_of_user, option
 
 
 @dataclass(kw_only=True)

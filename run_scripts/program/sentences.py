@@ -12,8 +12,9 @@ import numpy as np
 from transformers.utils import logging
 
 from modeling_elmo.pipeline_elmo_coreference import split_sentences
-from modeling_elmo.run_scripts.program.data_files import FASTA_SUFFIXES, TEXT_READERS, format_suffix, numbered_texts
-from modeling_elmo.run_scripts.program.files import numbered_lines, require
+
+from .data_files import FASTA_SUFFIXES, TEXT_READERS, format_suffix, numbered_texts
+from .files import numbered_lines, require
 
 logger = logging.get_logger(__name__)
 

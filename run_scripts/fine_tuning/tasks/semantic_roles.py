@@ -40,35 +40,13 @@ from modeling_elmo.elmo_head_layers import decode_labels
 from modeling_elmo.modeling_elmo_roles import NO_WORD
 from modeling_elmo.pipeline_elmo import check_numbers, join_words
 from modeling_elmo.pipeline_elmo_roles import PREDICATE_ROLES, PredicateTags, labeled_sentence, role_spans
-from modeling_elmo.run_scripts.fine_tuning.data import (
-    DataArguments,
-    check_cell,
-    row_labels,
-    sentence_of,
-    split_sources,
-    training_labels,
-)
-from modeling_elmo.run_scripts.fine_tuning.metrics import RATES, Scores
-from modeling_elmo.run_scripts.fine_tuning.task import (
-    NO_LABEL,
-    Batch,
-    Record,
-    SplitOutput,
-    Task,
-    label_config,
-    log_mean_odds,
-    log_mean_probabilities,
-)
-from modeling_elmo.run_scripts.fine_tuning.trainer import ADADELTA_HELP, TaskTrainingArguments
-from modeling_elmo.run_scripts.program.command_line import option
-from modeling_elmo.run_scripts.program.data_files import (
-    JSON_FORMATS,
-    LocatedRow,
-    Location,
-    column_lines,
-    format_suffix,
-    not_words,
-)
+
+from ...program.command_line import option
+from ...program.data_files import JSON_FORMATS, LocatedRow, Location, column_lines, format_suffix, not_words
+from ..data import DataArguments, check_cell, row_labels, sentence_of, split_sources, training_labels
+from ..metrics import RATES, Scores
+from ..task import NO_LABEL, Batch, Record, SplitOutput, Task, label_config, log_mean_odds, log_mean_probabilities
+from ..trainer import ADADELTA_HELP, TaskTrainingArguments
 
 logger = logging.get_logger(__name__)
 
