@@ -21,7 +21,7 @@ from modeling_elmo import elmo_lstm_fused
 from modeling_elmo.elmo_backends import bfloat16_obstacle, choose_backend, processor_name
 from modeling_elmo.elmo_operators import int8_obstacle
 from modeling_elmo.run_scripts.program.command_line import ProgramParser, run
-from modeling_elmo.run_scripts.program.files import check_model
+from modeling_elmo.run_scripts.program.models import check_model
 from modeling_elmo.run_scripts.program.processes import has_accelerator
 from modeling_elmo.shipping import MODULES, first_line, generate
 

@@ -24,7 +24,8 @@ from modeling_elmo import ELMoConfig, ELMoPreTrainedModel, ELMoTokenizer
 from modeling_elmo.configuration_elmo import SENTENCE_TRANSFORMERS_FILES
 
 from ..program.command_line import option
-from ..program.files import MODEL_FILES, check_model, load_pretrained, read_json
+from ..program.files import read_json
+from ..program.models import MODEL_FILES, check_model, load_pretrained
 from .bilm_card import write_bilm_card
 from .card import EXAMPLES, CardArguments, check_repository, read_result, write_card_facts
 from .head_card import PIPELINE_TAGS, write_head_card

@@ -28,7 +28,8 @@ from ..fine_tuning.head import HeadArguments, task_config, task_tokenizer, train
 from ..fine_tuning.task import Record, SplitOutput, Task
 from ..fine_tuning.trainer import TaskTrainer, TaskTrainingArguments, checkpoints_in, last_checkpoint
 from ..program.command_line import option
-from ..program.files import check_model, digest, files_named, load_pretrained, model_digest, read_json, sync, write_json
+from ..program.files import digest, files_named, read_json, sync, write_json
+from ..program.models import check_model, load_pretrained, model_digest
 from ..program.processes import sole_run
 from . import reports
 

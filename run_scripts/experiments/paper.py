@@ -31,7 +31,8 @@ from modeling_elmo import ELMoConfig
 
 from ..fine_tuning.tasks import TASKS
 from ..program.command_line import option
-from ..program.files import check_model, model_digest, read_json, write_lines
+from ..program.files import read_json, write_lines
+from ..program.models import check_model, model_digest
 from ..program.processes import sole_run
 from .experiment import ABLATIONS, Arm, experiment_arms
 from .paper_page import PlanEntry, page_parts, paper_page, update_page

@@ -21,7 +21,8 @@ from ..cards.tables import BASELINE_NAME, RunRecord, best_record, score_table, s
 from ..fine_tuning.head import HeadArguments, resolved_options
 from ..fine_tuning.task import Record, SplitOutput, Task
 from ..fine_tuning.trainer import TaskTrainer, TaskTrainingArguments, checkpoints_in, last_checkpoint
-from ..program.files import digest, model_digest, parse_json, read_json, write_json, write_lines
+from ..program.files import digest, parse_json, read_json, write_json, write_lines
+from ..program.models import model_digest
 
 logger = logging.get_logger(__name__)
 

@@ -19,7 +19,7 @@ from modeling_elmo.prediction_elmo import Prediction, predict_texts, score_texts
 from ..cards.figures import principal_plane
 from ..cards.tables import layer_names
 from ..pretraining.corpus import Corpus, words_of
-from ..program.files import check_model, load_pretrained
+from ..program.models import check_model, load_pretrained
 from ..vectors.embedding import embed_sentences, load_model_and_tokenizer
 from ..vectors.neighbors import WordUse, find_uses, nearest_uses, normalize, use_vectors
 

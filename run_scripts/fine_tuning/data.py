@@ -23,15 +23,8 @@ from modeling_elmo.tokenization import elmo_pretokenization
 
 from ..program.command_line import option, refuse_unread
 from ..program.data_files import LocatedRow, Location, RowReader, format_suffix
-from ..program.files import (
-    ROWS_AT_ONCE,
-    digest,
-    load_dataset,
-    refuse_folder_or_pipe,
-    refuse_training_data,
-    saved_splits,
-    split_parts,
-)
+from ..program.files import digest, refuse_folder_or_pipe
+from ..program.texts import ROWS_AT_ONCE, load_dataset, refuse_training_data, saved_splits, split_parts
 
 logger = logging.get_logger(__name__)
 

@@ -24,7 +24,8 @@ from modeling_elmo.tokenization.elmo_characters import (
 )
 
 from ..program.command_line import option, refuse_unread
-from ..program.files import check_model, load_pretrained, parse_json_object
+from ..program.files import parse_json_object
+from ..program.models import check_model, load_pretrained
 from ..vectors.word_vectors import WordVectors, read_word_vectors
 from .features import FeatureStore
 from .task import Task

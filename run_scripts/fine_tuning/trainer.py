@@ -23,7 +23,8 @@ from modeling_elmo.modeling_elmo_heads import ELMoForTokenClassification
 
 from ..cards.card import check_repository
 from ..program.command_line import option
-from ..program.files import broken_weights, sync, writing
+from ..program.files import sync, writing
+from ..program.models import broken_weights
 from ..program.processes import check_processes, check_workers, computes_bfloat16, has_accelerator
 
 logger = logging.get_logger(__name__)

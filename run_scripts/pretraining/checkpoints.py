@@ -29,7 +29,8 @@ from safetensors import SafetensorError
 
 from modeling_elmo.configuration_elmo import SENTENCE_TRANSFORMERS_FILES
 
-from ..program.files import MODEL_FILES, sync, sync_folder
+from ..program.files import sync, sync_folder
+from ..program.models import MODEL_FILES
 
 TRAINING_STATE = "training_state.pt"
 WRITTEN_FIRST = ("vocab.txt", "runs")  # by a run, before its first checkpoint: its counted words, its log

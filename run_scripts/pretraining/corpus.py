@@ -22,16 +22,9 @@ from modeling_elmo.tokenization.elmo_characters import (
 
 from ..program.command_line import option, refuse_unread
 from ..program.data_files import files_of
-from ..program.files import (
-    DatasetArguments,
-    TextArguments,
-    dataset_texts,
-    digest,
-    refuse_training_data,
-    split_parts,
-    write_lines,
-)
+from ..program.files import digest, write_lines
 from ..program.sentences import check_language, sentences_of, text_sentences, warn_of_wrapped_lines
+from ..program.texts import DatasetArguments, TextArguments, dataset_texts, refuse_training_data, split_parts
 
 logger = logging.get_logger(__name__)
 

@@ -16,7 +16,8 @@ from modeling_elmo.tokenization.elmo_characters import read_vocabulary
 from modeling_elmo.tokenization.elmo_pretokenization import TextSplitter
 
 from ..program.command_line import option, refuse_unread
-from ..program.files import check_model, load_pretrained, parse_json_object
+from ..program.files import parse_json_object
+from ..program.models import check_model, load_pretrained
 from .checkpoints import on_main_process
 from .corpus import (
     Corpus,

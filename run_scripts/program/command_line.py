@@ -13,6 +13,7 @@ from contextlib import suppress
 from dataclasses import field, fields, is_dataclass
 from difflib import get_close_matches
 from glob import glob
+from importlib.util import find_spec
 from inspect import get_annotations
 from itertools import chain
 from pathlib import Path
@@ -335,6 +336,11 @@ def _discard_unwritten_output() -> OSError | None:
             reason = error
             os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
     return reason
+
+
+def require(module: str, extra: str, purpose: str):
+    if find_spec(module) is None:
+        raise ImportError(f'{purpose} needs {module}: pip install "modeling-elmo[{extra}]"')
 
 
 def is_mistake_of_user(error: BaseException) -> bool:

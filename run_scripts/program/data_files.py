@@ -22,7 +22,8 @@ from typing import Any
 from transformers.utils import logging
 
 from .command_line import refuse_names_not_utf8
-from .files import numbered_lines, parse_json, refuse_folder_or_pipe
+from .files import parse_json, refuse_folder_or_pipe
+from .texts import numbered_lines
 
 logger = logging.get_logger(__name__)
 

@@ -13,8 +13,9 @@ from transformers.utils import logging
 
 from modeling_elmo.pipeline_elmo_coreference import split_sentences
 
+from .command_line import require
 from .data_files import FASTA_SUFFIXES, TEXT_READERS, format_suffix, numbered_texts
-from .files import numbered_lines, require
+from .texts import numbered_lines
 
 logger = logging.get_logger(__name__)
 

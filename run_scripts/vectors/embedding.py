@@ -14,7 +14,7 @@ import modeling_elmo  # noqa: F401 (registers ELMo with the Auto classes)
 from modeling_elmo.elmo_inputs import warn_once
 from modeling_elmo.tokenization.elmo_characters import checked_sentences
 
-from ..program.files import check_model, load_pretrained
+from ..program.models import check_model, load_pretrained
 from ..program.processes import computes_bfloat16, local_device
 from .lines import InputLine, group_by_tokens, length_sorted_batches, to_line
 from .outputs import VectorBlock

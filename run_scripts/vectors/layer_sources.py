@@ -12,8 +12,8 @@ from tqdm.auto import tqdm
 from modeling_elmo.conversion.files import reading
 
 from ..cards.tables import layer_names
-from ..program.command_line import option
-from ..program.files import check_output, require, write_lines
+from ..program.command_line import option, require
+from ..program.files import check_output, write_lines
 from .embedding import embed_sentences, load_model_and_tokenizer
 from .word_vectors import read_word_vectors
 

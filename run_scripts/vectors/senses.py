@@ -10,7 +10,7 @@ import numpy as np
 
 from ..cards.figures import draw_map
 from ..program.data_files import column_lines
-from ..program.files import numbered_lines
+from ..program.texts import numbered_lines
 from .neighbors import in_context, normalize
 
 MAX_COLORED_SENSES = 6  # of a map

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from modeling_elmo.elmo_inputs import warn_once
 
-from ..program.files import check_model
+from ..program.models import check_model
 from ..program.processes import use_one_thread_if_forked
 from .embedding import load_model_and_tokenizer, reproducible_batch_tokens
 from .lines import NUM_MARKERS, length_sorted_batches
