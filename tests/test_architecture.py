@@ -102,6 +102,10 @@ def test_arrows_point_downwards():
     assert not wrong
 
 
+def test_a_run_needs_no_experiments():
+    assert not [name for name in OURS[f"{RUN_SCRIPTS}run_task"] if sub_package(name) == "experiments"]
+
+
 def test_parts_import_each_other_relatively_and_programs_by_full_names():
     """A relative path is right on disk, and installed. A program that runs by path has no package to start from."""
     for module in (name for name in FILES if name.startswith(RUN_SCRIPTS)):

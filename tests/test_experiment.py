@@ -25,9 +25,9 @@ from task_worker import experiment as task_experiment
 from task_worker import tagger_experiment as train
 
 from modeling_elmo import ELMoForTokenClassification, ELMoTokenizer
-from modeling_elmo.run_scripts.cards import publishing
+from modeling_elmo.run_scripts.cards import publishing, results
 from modeling_elmo.run_scripts.cards.tables import summary_table
-from modeling_elmo.run_scripts.experiments import experiment, reports
+from modeling_elmo.run_scripts.experiments import experiment
 from modeling_elmo.run_scripts.experiments.reports import RECORDS, read_records
 from modeling_elmo.run_scripts.fine_tuning import features
 from modeling_elmo.run_scripts.fine_tuning import head as head_module
@@ -41,7 +41,7 @@ def no_figures():
     """Drawing takes as long as a run."""
     with pytest.MonkeyPatch.context() as patch:
         for name in ("draw_layer_weights", "draw_ablation", "draw_data_curve", "draw_confusion"):
-            patch.setattr(reports, name, lambda *_: True)
+            patch.setattr(results, name, lambda *_: True)
         yield
 
 

@@ -15,7 +15,8 @@ from transformers.utils import logging
 
 from modeling_elmo import ELMoConfig
 
-from .tables import ERRORS, RunRecord, by_arm, layer_names, mean_and_deviation, mean_layer_weights, scores_on, splits_of
+from .records import RunRecord, by_arm, mean_and_deviation, mean_layer_weights, scores_on, splits_of
+from .tables import ERRORS, layer_names
 
 logger = logging.get_logger(__name__)
 

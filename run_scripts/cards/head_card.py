@@ -11,7 +11,8 @@ from modeling_elmo.modeling_elmo_heads import ELMoTaskModel
 
 from ..program.files import read_json
 from .card import write_card
-from .tables import layer_names, numbers_on
+from .records import numbers_on
+from .tables import layer_names
 
 PIPELINE_TAGS = {
     "ELMoForTokenClassification": "token-classification",

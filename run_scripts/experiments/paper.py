@@ -29,6 +29,7 @@ import torch
 
 from modeling_elmo import ELMoConfig
 
+from ..fine_tuning.run import different_settings
 from ..fine_tuning.tasks import TASKS
 from ..program.command_line import option
 from ..program.files import read_json, write_lines
@@ -36,7 +37,7 @@ from ..program.models import check_model, model_digest
 from ..program.processes import sole_run
 from .experiment import ABLATIONS, Arm, experiment_arms
 from .paper_page import PlanEntry, page_parts, paper_page, update_page
-from .reports import PLAN_OUTPUT, different_settings, read_records, write_records
+from .reports import PLAN_OUTPUT, read_records, write_records
 
 PLAN = Path(__file__).with_name("paper_plan.json")
 PLAN_PROGRAMS = ("pretrain", "reproduce", "senses", "neighbors", "probe")

@@ -11,18 +11,8 @@ import numpy as np
 
 from ..cards.bilm_card import published_evaluation
 from ..cards.figures import draw_layer_weights
-from ..cards.tables import (
-    RunRecord,
-    by_arm,
-    error_reduction,
-    layer_table,
-    markdown_table,
-    mean_layer_weights,
-    probe_table,
-    score_cell,
-    sense_table,
-    splits_of,
-)
+from ..cards.records import RunRecord, by_arm, mean_layer_weights, splits_of
+from ..cards.tables import error_reduction, layer_table, markdown_table, probe_table, score_cell, sense_table
 from ..program.files import write_lines
 from .reports import results_of
 
