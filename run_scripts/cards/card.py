@@ -70,10 +70,10 @@ def write_result(folder: Path, name: str, result: Any):
 def read_result(folder: Path, name: str) -> dict[str, Any]:
     """Reads `results/{name}.json`; returns an empty dict if there is no such file."""
     path = folder / "results" / f"{name}.json"
-    found = read_json(path) if path.is_file() else {}
-    if not isinstance(found, dict):
-        raise ValueError(f"{path} holds a {type(found).__name__} in place of an object. Write it again, or delete it.")
-    return found
+    result = read_json(path) if path.is_file() else {}
+    if not isinstance(result, dict):
+        raise ValueError(f"{path} holds a {type(result).__name__} in place of an object. Write it again, or delete it.")
+    return result
 
 
 def write_card(folder: Path, name: str, template: str, metadata: dict[str, Any], values: dict[str, Any]) -> Path:

@@ -232,7 +232,8 @@ class Experiment:
         return self.folder if is_alone else inner
 
     def _recorded(self, arm: Arm, seed: int) -> RunRecord | None:
-        return next((each for each in read_records(self.folder)[1] if is_member(each, arm.name, seed)), None)
+        _, records = read_records(self.folder)
+        return next((record for record in records if is_member(record, arm.name, seed)), None)
 
     def _found(self, arm: Arm, seed: int) -> RunRecord | None:
         """The record of a model that was trained before, here or with the same settings in another experiment."""
@@ -249,7 +250,8 @@ class Experiment:
 
         A record without its model, such as those that we ship, is enough for the tables.
         """
-        folder, settings = self._folder_of(arm.name, seed), without_folders(self._settings(arm, seed))
+        folder = self._folder_of(arm.name, seed)
+        settings = without_folders(self._settings(arm, seed))
         places = [self.folder, *map(Path, self.arguments.reuse_from or [])]
         for record, other in chain.from_iterable(map(known_records, places)):
             if not is_same_model(record.get("settings", {}), settings):
@@ -267,17 +269,20 @@ class Experiment:
             return
 
     def _check_settings(self, arm: Arm, seed: int):
-        folder, settings = self._folder_of(arm.name, seed), without_folders(self._settings(arm, seed))
+        folder = self._folder_of(arm.name, seed)
+        settings = without_folders(self._settings(arm, seed))
         if record := self._recorded(arm, seed):
             begun = record["settings"]
         elif holds_model(folder):
             begun = read_json(folder / SETTINGS) if (folder / SETTINGS).exists() else {}
         else:  # a new model of the arm: only its seed may differ, or its fold
-            folder, records = self.folder, read_records(self.folder)[1]
-            begun = next((each["settings"] for each in records if each["arm"] == arm.name), settings)
-            is_fold = any(begun.get(name) != settings.get(name) for name in SPLIT_SETTINGS)
-            own = ("seed", *(("data_digest", *SPLIT_SETTINGS) if is_fold else ()))
-            begun = begun | {name: settings[name] for name in own if name in settings}
+            folder = self.folder
+            _, records = read_records(folder)
+            begun = next((record["settings"] for record in records if record["arm"] == arm.name), settings)
+            may_differ = ["seed"]
+            if any(begun.get(name) != settings.get(name) for name in SPLIT_SETTINGS):
+                may_differ += ["data_digest", *SPLIT_SETTINGS]
+            begun = begun | {name: settings[name] for name in may_differ if name in settings}
         if not is_same_model(begun, settings):
             raise FileExistsError(
                 f"{folder} was made with other settings: {different_settings(begun, settings)}. Pass another "
@@ -298,13 +303,15 @@ class Experiment:
     @cached_property
     def _digests(self) -> dict[bool, dict[str, str]]:
         """The digests of what a model reads, with ELMo and without: a file may change and keep its name."""
-        found = {"data_digest": data_digest(self.task)}
+        digests = {"data_digest": data_digest(self.task)}
         if self.word_vectors is not None:
             parts = (json.dumps(self.word_vectors.words).encode(), self.word_vectors.vectors.tobytes())
-            found["word_vectors_digest"] = digest(parts)
+            digests["word_vectors_digest"] = digest(parts)
         name = self.head.model_name_or_path
-        models = {use_elmo: model_digest(name, is_baseline=not use_elmo) for use_elmo in (True, False)}
-        return {use_elmo: found | {"model_digest": model} for use_elmo, model in models.items()}
+        return {
+            use_elmo: digests | {"model_digest": model_digest(name, is_baseline=not use_elmo)}
+            for use_elmo in (True, False)
+        }
 
     def _train(self, arm: Arm, seed: int) -> RunRecord:
         folder = self._folder_of(arm.name, seed)
@@ -316,7 +323,8 @@ class Experiment:
         train = self.task.data["train"].select(share)
         tokenizer = task_tokenizer(self.task, self.head, train, self.word_vectors)
         splits = self._encoded(tokenizer)
-        chosen, numbers = set(share), splits["train"]["example_number"]
+        chosen = set(share)
+        numbers = splits["train"]["example_number"]
         splits["train"] = splits["train"].select([row for row, number in enumerate(numbers) if number in chosen])
         store = self.features if arm.overrides.get("use_elmo", True) else None
         changes: dict[str, Any] = {
@@ -326,7 +334,8 @@ class Experiment:
             # Stored layers are found by `text_number`.
             "remove_unused_columns": store is None and self.trainer_arguments.remove_unused_columns,
         }
-        arguments, patience = replace(self.trainer_arguments, **changes), self.arguments.early_stopping_patience
+        arguments = replace(self.trainer_arguments, **changes)
+        patience = self.arguments.early_stopping_patience
         callbacks = None if patience is None else [EarlyStoppingCallback(patience)]
         inputs = arguments, tokenizer, splits, self.word_vectors, begun, store, callbacks
         trainer = train_task(self.task, self.head, *inputs, **arm.overrides)
@@ -355,9 +364,9 @@ class Experiment:
         model.to(self.training.device)
         splits = self._encoded(tokenizer).values()
         columns = set.intersection(*(set(rows.column_names) for rows in splits)) - {*self.task.head_columns}
-        rows = concatenate_datasets([each.select_columns(sorted(columns)) for each in splits])
+        all_rows = concatenate_datasets([rows.select_columns(sorted(columns)) for rows in splits])
         with self.training.main_process_first(desc="computing the biLM's layers"):
-            return feature_store(self.folder / "features", model, rows, DataCollatorWithPadding(tokenizer))
+            return feature_store(self.folder / "features", model, all_rows, DataCollatorWithPadding(tokenizer))
 
 
 def is_member(record: RunRecord, arm: str, seed: int) -> bool:
