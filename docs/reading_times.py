@@ -14,7 +14,7 @@ import pandas as pd
 from transformers import AutoModelForPreTraining, AutoTokenizer
 
 from modeling_elmo import score_texts
-from modeling_elmo.run_scripts.program.files import numbered_lines
+from modeling_elmo.run_scripts.program.texts import numbered_lines
 
 folder, name, *corpora = sys.argv[1:]
 files = [next(Path(folder).rglob(f"{stem}*")) for stem in ("words.tsv", "processed_wordinfo.tsv", "all_stories_gpt3")]

@@ -31,7 +31,7 @@ from modeling_elmo.conversion.tensorflow import TensorFlowCheckpoint
 from modeling_elmo.run_scripts.cards.bilm_card import write_bilm_card
 from modeling_elmo.run_scripts.cards.card import CardArguments, without_folders, write_card_facts, write_result
 from modeling_elmo.run_scripts.program.command_line import ProgramParser, option, refuse_unread, run
-from modeling_elmo.run_scripts.program.files import check_model, load_pretrained
+from modeling_elmo.run_scripts.program.models import check_model, load_pretrained
 
 # The first that matches. Archives of NLPL have two, of which only the TensorFlow checkpoint has the softmax.
 FORMATS = (ManyLangsCheckpoint, TensorFlowCheckpoint, OriginalCheckpoint)

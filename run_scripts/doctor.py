@@ -22,7 +22,7 @@ from modeling_elmo.kernels.int8 import int8_obstacle
 from modeling_elmo.kernels.onednn import bfloat16_obstacle, processor_name
 from modeling_elmo.kernels.plan import choose_backend
 from modeling_elmo.run_scripts.program.command_line import ProgramParser, run
-from modeling_elmo.run_scripts.program.files import check_model
+from modeling_elmo.run_scripts.program.models import check_model
 from modeling_elmo.run_scripts.program.processes import has_accelerator
 from modeling_elmo.shipping import MODULES, first_line, generate
 

@@ -39,9 +39,11 @@ from tqdm.auto import tqdm
 from transformers.utils import logging
 
 from modeling_elmo.run_scripts.program.command_line import ProgramParser, option, run
-from modeling_elmo.run_scripts.program.files import TextArguments, digest, model_digest
+from modeling_elmo.run_scripts.program.files import digest
+from modeling_elmo.run_scripts.program.models import model_digest
 from modeling_elmo.run_scripts.program.processes import join_processes, sole_run, values_of_all
 from modeling_elmo.run_scripts.program.sentences import warn_of_split_words
+from modeling_elmo.run_scripts.program.texts import TextArguments
 from modeling_elmo.run_scripts.vectors.embedding import (
     BATCHES_PER_BLOCK,
     LayerChoice,

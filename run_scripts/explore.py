@@ -17,9 +17,10 @@ from pathlib import Path
 
 from modeling_elmo import __version__
 from modeling_elmo.conversion.files import check_empty, staged
-from modeling_elmo.run_scripts.program.command_line import ProgramParser, option, run
+from modeling_elmo.run_scripts.program.command_line import ProgramParser, option, require, run
 from modeling_elmo.run_scripts.program.data_files import find_files
-from modeling_elmo.run_scripts.program.files import MODEL_FILES, RunningTextArguments, check_model, require
+from modeling_elmo.run_scripts.program.models import MODEL_FILES, check_model
+from modeling_elmo.run_scripts.program.texts import RunningTextArguments
 
 LOCAL = "127.0.0.1"  # no other computer can reach it
 EVERY_ADDRESS = ("0.0.0.0", "::")

@@ -32,8 +32,8 @@ from transformers import AutoConfig, AutoModel, AutoModelForSequenceClassificati
 from modeling_elmo import ELMoForSequenceClassification, ELMoForTokenClassification, ELMoModel, ELMoPreTrainedModel
 from modeling_elmo.conversion.files import check_empty, staged
 from modeling_elmo.heads.crf import bio_constraints
-from modeling_elmo.run_scripts.program.command_line import ProgramParser, option, run
-from modeling_elmo.run_scripts.program.files import check_model, load_pretrained, require
+from modeling_elmo.run_scripts.program.command_line import ProgramParser, option, require, run
+from modeling_elmo.run_scripts.program.models import check_model, load_pretrained
 from modeling_elmo.run_scripts.vectors.embedding import load_model_and_tokenizer
 
 EXAMPLE = Path(__file__).parent / "vectors" / "onnx_vectors.py"

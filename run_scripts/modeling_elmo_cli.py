@@ -37,7 +37,7 @@ PROGRAMS = {
 def main() -> None:
     try:
         answer(*sys.argv[1:])
-        print(end="", flush=True)  # here, and not when Python ends, where an output that nobody reads is told
+        print(end="", flush=True)  # Python would do it last, and report an output that nobody reads
     except KeyboardInterrupt:
         sys.exit(130)
     except OSError:  # nobody reads the output; Python writes the rest when it ends, which must not fail again

@@ -30,8 +30,9 @@ from modeling_elmo.run_scripts.cards.figures import draw_change, draw_map
 from modeling_elmo.run_scripts.pretraining.corpus import Corpus, SentenceText, words_of
 from modeling_elmo.run_scripts.program.command_line import ProgramParser, option, refuse_unread, run
 from modeling_elmo.run_scripts.program.data_files import ROW_READERS, LocatedRow, format_suffix
-from modeling_elmo.run_scripts.program.files import RunningTextArguments, check_output, write_json
+from modeling_elmo.run_scripts.program.files import check_output, write_json
 from modeling_elmo.run_scripts.program.sentences import sentences_of, text_sentences, warn_of_split_words
+from modeling_elmo.run_scripts.program.texts import RunningTextArguments
 from modeling_elmo.run_scripts.vectors.embedding import load_model_and_tokenizer
 from modeling_elmo.run_scripts.vectors.layer_sources import text_name
 from modeling_elmo.run_scripts.vectors.lines import to_line

@@ -20,7 +20,8 @@ from modeling_elmo import ELMoForPreTraining, ELMoTokenizer
 from modeling_elmo.run_scripts.pretraining.corpus import Corpus, HeldOutArguments
 from modeling_elmo.run_scripts.pretraining.evaluation import Perplexity, check_context, evaluate, held_out_batches
 from modeling_elmo.run_scripts.program.command_line import ProgramParser, option, run
-from modeling_elmo.run_scripts.program.files import check_model, check_output, load_pretrained, write_json
+from modeling_elmo.run_scripts.program.files import check_output, write_json
+from modeling_elmo.run_scripts.program.models import check_model, load_pretrained
 from modeling_elmo.run_scripts.program.processes import check_processes, has_accelerator
 
 BATCH_SIZES = {"sentence": "per_device_eval_batch_tokens", "stream": "per_device_eval_batch_size"}

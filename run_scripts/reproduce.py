@@ -16,16 +16,16 @@ experiment, and skips finished models.
 import inspect
 import sys
 
+from modeling_elmo.run_scripts.cards.records import RunRecord
 from modeling_elmo.run_scripts.experiments import paper
 from modeling_elmo.run_scripts.experiments.experiment import ExperimentArguments, run_experiment
 from modeling_elmo.run_scripts.experiments.paper import PaperArguments, run_plan
 from modeling_elmo.run_scripts.fine_tuning.head import HeadArguments
-from modeling_elmo.run_scripts.fine_tuning.task import Record
 from modeling_elmo.run_scripts.fine_tuning.tasks import TASKS, task_class
 from modeling_elmo.run_scripts.program.command_line import ProgramParser, run
 
 
-def main(arguments: list[str] | None = None) -> list[Record]:
+def main(arguments: list[str] | None = None) -> list[RunRecord]:
     """Returns the record of each model, or of the ensemble."""
     task_parser = ProgramParser(description=__doc__, epilog="`TASK --help` lists the options of a task.")
     choices = [*TASKS, "all"]

@@ -24,7 +24,7 @@ from modeling_elmo.run_scripts.fine_tuning.task import SplitOutput
 from modeling_elmo.run_scripts.fine_tuning.tasks.tagging import Tagging, TaggingArguments
 from modeling_elmo.run_scripts.fine_tuning.trainer import DIVERGED, likely_cause
 from modeling_elmo.run_scripts.program.command_line import ProgramParser, option, run
-from modeling_elmo.run_scripts.program.files import broken_weights
+from modeling_elmo.run_scripts.program.models import broken_weights
 from modeling_elmo.run_scripts.program.processes import check_processes, has_accelerator, sole_run
 
 logger = logging.get_logger(__name__)

@@ -12,9 +12,11 @@ import time
 from pathlib import Path
 
 from modeling_elmo.run_scripts.cards.card import CardArguments
-from modeling_elmo.run_scripts.experiments import reports
+from modeling_elmo.run_scripts.cards.records import RunRecord
+from modeling_elmo.run_scripts.cards.results import report
 from modeling_elmo.run_scripts.fine_tuning.head import BasicHeadArguments, HeadArguments, task_tokenizer, train_task
-from modeling_elmo.run_scripts.fine_tuning.task import Record, Task
+from modeling_elmo.run_scripts.fine_tuning.run import begin_run, push_model, run_record, run_settings, write_run
+from modeling_elmo.run_scripts.fine_tuning.task import Task
 from modeling_elmo.run_scripts.fine_tuning.tasks import TASKS, task_class
 from modeling_elmo.run_scripts.fine_tuning.trainer import TaskTrainingArguments
 from modeling_elmo.run_scripts.program.command_line import ProgramParser, run
@@ -23,7 +25,7 @@ from modeling_elmo.run_scripts.program.processes import sole_run
 USE = "--model_name_or_path elmo --train_file TRAIN --validation_file DEV --output_dir OUTPUT"
 
 
-def main(arguments: list[str] | None = None) -> Record:
+def main(arguments: list[str] | None = None) -> RunRecord:
     """Returns the record of the trained model. The first argument is the name of the task."""
     task_parser = ProgramParser(description=__doc__, epilog="`TASK --help` lists the options of a task.")
     task_parser.add_argument("task", metavar="TASK", choices=TASKS, help=f"Task: {', '.join(TASKS)}.")
@@ -41,17 +43,18 @@ def main(arguments: list[str] | None = None) -> Record:
     )
     basic_head, options, card, training = parser.parse(arguments[1:])
     head = HeadArguments(**vars(basic_head))  # which looks for the model
-    start, task = time.monotonic(), chosen(options)  # reads the data
+    start = time.monotonic()
+    task = chosen(options)  # reads the data
     return fine_tune(task, head, card, training, start)
 
 
 def fine_tune(
     task: Task, head: HeadArguments, card: CardArguments, training: TaskTrainingArguments, start: float
-) -> Record:
+) -> RunRecord:
     """Trains the task's head on its data, `task.data`; `start` is the time at which its reading began."""
     folder = Path(training.output_dir)
     with sole_run(folder, is_main_process=training.process_index == 0):
-        reports.begin_run(task, head, training)
+        begin_run(task, head, training)
         vectors = head.read_word_vectors()
         tokenizer = task_tokenizer(task, head, task.data["train"], vectors)  # with the words of the training data
         with training.main_process_first(desc="encoding"):
@@ -59,12 +62,12 @@ def fine_tune(
         options = training.for_trainer(task.metric, has_validation="validation" in splits)
         trainer = train_task(task, head, options, tokenizer, splits, vectors, training.checkpoint())
         began = start if training.resume_from_checkpoint is None else None
-        record = reports.run_record(trainer, task, splits, reports.run_settings(task, head, training), began)
+        record = run_record(trainer, task, splits, run_settings(task, head, training), began)
         if trainer.is_world_process_zero():
-            reports.write_run(folder, record, card, training)
-            reports.report([record], folder)
+            write_run(folder, record, card, training)
+            report([record], folder)
             if training.push_to_hub:
-                reports.push_model(folder, task, training)
+                push_model(folder, task, training)
     return record
 
 

@@ -13,7 +13,7 @@ from modeling_elmo import (
     ELMoForSequenceClassification,
     ELMoForTokenClassification,
 )
-from modeling_elmo.heads.texts import PackedTexts
+from modeling_elmo.heads.packed_texts import PackedTexts
 from modeling_elmo.inputs import pad
 
 NAMES = ["O", "B-X", "I-X", "B-Y", "I-Y"]

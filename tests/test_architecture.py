@@ -123,6 +123,22 @@ def test_kernels_know_no_model_and_models_no_head():
     assert not wrong
 
 
+def test_a_run_needs_no_experiments():
+    assert not [name for name in OURS[f"{RUN_SCRIPTS}run_task"] if sub_package(name) == "experiments"]
+
+
+def test_parts_import_each_other_relatively_and_programs_by_full_names():
+    """A relative path is right on disk, and installed. A program that runs by path has no package to start from."""
+    for module in (name for name in FILES if name.startswith(RUN_SCRIPTS)):
+        levels_below = len(FILES[module].relative_to(ROOT / "run_scripts").parts)
+        for node in ast.walk(TREES[module]):
+            if isinstance(node, ast.ImportFrom) and node.level:
+                assert not IS_PROGRAM[module], f"{module} runs by path: {ast.unparse(node)}"
+                assert node.level <= levels_below, f"{module}: the core by modeling_elmo, not {ast.unparse(node)}"
+            elif isinstance(node, (ast.Import, ast.ImportFrom)) and not IS_PROGRAM[module]:
+                assert "run_scripts" not in ast.unparse(node), f"{module}: {ast.unparse(node)}"
+
+
 def test_the_package_imports_no_scripts():
     library = [module for module in FILES if not module.startswith(RUN_SCRIPTS)]
     assert not [(module, name) for module in library for name in OURS[module] if name.startswith(RUN_SCRIPTS)]

@@ -5,9 +5,7 @@ Small functions stand in for programs with mistakes of a user and with bugs.
 
 import errno
 import io
-import math
 import os
-import pickle
 import re
 import subprocess
 import sys
@@ -21,17 +19,15 @@ import torch
 from safetensors.torch import load_file
 from transformers import AutoModel, TrainingArguments
 
-from modeling_elmo import ELMoConfig, ELMoModel
+from modeling_elmo import ELMoConfig
 from modeling_elmo.conversion.files import read_arrays
 from modeling_elmo.run_scripts import modeling_elmo_cli
-from modeling_elmo.run_scripts.program import files
 from modeling_elmo.run_scripts.program.command_line import (
     ProgramParser,
     is_mistake_of_user,
     refuse_replaced_inputs,
     run,
 )
-from modeling_elmo.run_scripts.program.files import check_model
 
 ROOT = Path(__file__).parents[1]
 COMMAND = ROOT / "run_scripts" / "modeling_elmo_cli.py"
@@ -201,37 +197,6 @@ def test_errors_that_a_user_can_put_right_and_bugs(function):
     with pytest.raises(Exception) as error:
         function()
     assert is_mistake_of_user(error.value) == (function in MISTAKES)
-
-
-def test_models_that_are_not_there(tmp_path):
-    for name in ("no/such", "no/such/model", str(tmp_path)):
-        with pytest.raises(FileNotFoundError, match=f"^{name}"):
-            check_model(name)
-    for config, kind in (('{"model_type": "bert"}', "'bert'"), ("[]", "None")):
-        (tmp_path / "config.json").write_text(config)
-        with pytest.raises(ValueError, match=f"^{tmp_path} is a {kind} model"):
-            check_model(str(tmp_path))
-
-
-def test_files_of_a_model_that_cannot_be_loaded(tmp_path):
-    """Each is told in one line, with the folder, and no code of a pickle runs."""
-    ELMoModel(ELMoConfig.from_preset("tiny")).save_pretrained(tmp_path)
-    weights = tmp_path / "model.safetensors"
-    damaged = [(weights, content) for content in (weights.read_bytes()[:-9], b"")]
-    pickles = [(tmp_path / "pytorch_model.bin", content) for content in (pickle.dumps(print, 2), b"PK\3\4 truncated")]
-    for path, content in (*damaged, *pickles):
-        weights.unlink(missing_ok=True)
-        path.write_bytes(content)
-        with pytest.raises(ValueError, match=f"^{tmp_path} cannot be loaded: "):
-            files.load_pretrained(AutoModel, tmp_path)
-
-
-def test_weights_that_are_not_numbers(tmp_path):
-    model = ELMoModel(ELMoConfig.from_preset("tiny"))
-    model.scalar_mix.gamma.data.fill_(math.inf)
-    model.save_pretrained(tmp_path)
-    with pytest.raises(ValueError, match=f"^{tmp_path}: the weights of scalar_mix.gamma are not finite"):
-        files.load_pretrained(AutoModel, str(tmp_path))
 
 
 # Options and help

@@ -3,7 +3,6 @@ import json
 import os
 import re
 import sys
-import tracemalloc
 from collections import Counter
 from pathlib import Path
 
@@ -13,7 +12,6 @@ from datasets import Dataset, DatasetDict
 
 from modeling_elmo.run_scripts.pretraining import corpus as corpus_module
 from modeling_elmo.run_scripts.pretraining.corpus import Corpus, CorpusArguments, Survey
-from modeling_elmo.run_scripts.program import files
 from modeling_elmo.tokenization.elmo_pretokenization import TextSplitter
 
 TEXT = Path(__file__).parent / "fixtures" / "text"
@@ -153,23 +151,6 @@ def test_held_out_sentences_in_the_training_text(tmp_path, caplog):
     assert train.survey(other) == train.survey() and not caplog.text
     assert train.survey(held_out) == train.survey()
     assert "3 of 4 held-out sentences occur in the training text" in caplog.text and "train.txt" in caplog.text
-
-
-@pytest.mark.parametrize("pack", [gzip.compress, zstandard.compress])
-def test_memory_does_not_grow_with_the_number_of_lines(tmp_path, pack):
-    path = tmp_path / ("a.txt.gz" if pack is gzip.compress else "a.txt.zst")
-    path.write_bytes(pack((b"a b c " * 16_000 + b"\n") * 2000))
-    tracemalloc.start()
-    assert sum(len(text) for _, text in files.numbered_lines(path)) == 2000 * 96_000
-    assert tracemalloc.get_traced_memory()[1] < 50e6 and path.stat().st_size < 1e6
-    tracemalloc.stop()
-
-
-def test_pyarrow_is_asked_for(tmp_path, monkeypatch):
-    (tmp_path / "a.txt.zst").write_bytes(zstandard.compress(b"a"))
-    monkeypatch.setattr(files, "find_spec", lambda name: None)
-    with pytest.raises(ImportError, match=r'a.txt.zst needs pyarrow: pip install "modeling-elmo\[train\]"'):
-        Corpus.from_files([str(tmp_path / "a.txt.zst")]).survey()
 
 
 def test_a_survey_counts_the_words_and_lengths_of_a_tokenizer(tmp_path):

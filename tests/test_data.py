@@ -1,11 +1,10 @@
 """Which splits and rows the options name, when cached rows are used again, and the labels of the training data."""
 
-import itertools
 import os
 from pathlib import Path
 
 import pytest
-from datasets import Dataset, DatasetDict, Features, ReadInstruction, Value
+from datasets import Dataset, DatasetDict, Features, Value
 
 from modeling_elmo.run_scripts.fine_tuning import data as data_of_tasks
 from modeling_elmo.run_scripts.fine_tuning.data import (
@@ -18,7 +17,7 @@ from modeling_elmo.run_scripts.fine_tuning.data import (
     training_share,
 )
 from modeling_elmo.run_scripts.program.data_files import json_rows
-from modeling_elmo.run_scripts.program.files import TextArguments, dataset_texts, refuse_training_data
+from modeling_elmo.run_scripts.program.texts import TextArguments, dataset_texts
 
 FORMATS = {".jsonl": json_rows, ".json": json_rows}
 
@@ -75,34 +74,6 @@ def test_splits_that_are_refused(tmp_path):
     ):
         with pytest.raises(ValueError, match=shown):
             rows(tmp_path / folder, **options)
-
-
-PARTS = ["train", "train[90%:]", "train[:95%]", "train[-10%:]", "train[50%:90%]", "train+test", "test[:1%]+train[:5%]"]
-PARTS += ["test", "train[950:]", "train[:10]+test", "train[-10:]", "validation+test[5:]", "validation"]
-PARTS += ["train[:10]+train[50%:]", "train[:90%]+test[:50]"]
-
-
-@pytest.mark.parametrize(("held_out", "train"), [*itertools.permutations(PARTS, 2)])
-def test_parts_that_overlap_with_training_data_are_refused(held_out, train):
-    """Unless one counts rows and the other percents: then it depends on the size."""
-    data = DatasetDict({name: Dataset.from_dict({"n": range(1000)}) for name in ("train", "validation", "test")})
-
-    def rows(split):
-        (part,) = ReadInstruction.from_spec(split).to_absolute(data.num_rows)
-        return {(part.splitname, row) for row in range(part.from_, part.to)}
-
-    pairs = [*itertools.product(held_out.split("+"), train.split("+"))]
-    certain = [
-        pair for pair in pairs if not ("[" in pair[0] and "[" in pair[1] and ("%" in pair[0]) != ("%" in pair[1]))
-    ]
-    overlaps = any(rows(ours) & rows(theirs) for ours, theirs in certain)
-    is_refused = False
-    try:
-        refuse_training_data(held_out, "--validation_split", train, "--train_split")
-    except ValueError as error:
-        is_refused = True
-        assert f"--validation_split {held_out} is also training data" in str(error)
-    assert is_refused == overlaps
 
 
 def test_files_that_are_refused(tmp_path):

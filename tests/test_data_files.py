@@ -7,8 +7,6 @@ import csv
 import gzip
 import io
 import json
-import os
-import socket
 from collections.abc import Callable
 from pathlib import Path, PureWindowsPath
 from typing import Any
@@ -30,7 +28,7 @@ from modeling_elmo.run_scripts.program.data_files import (
     numbered_texts,
     table_rows,
 )
-from modeling_elmo.run_scripts.program.files import TextArguments, check_output
+from modeling_elmo.run_scripts.program.texts import TextArguments
 from modeling_elmo.run_scripts.vectors.lines import open_lines
 from modeling_elmo.run_scripts.vectors.senses import read_annotated, read_inventory
 from modeling_elmo.run_scripts.vectors.word_vectors import read_word_vectors
@@ -222,16 +220,6 @@ def test_files_that_are_refused(tmp_path, name, content, read, message):
     path.write_bytes(content if isinstance(content, bytes) else content.encode())
     with pytest.raises(ValueError, match=f"^{path}.*{message}"):
         read(path)
-
-
-def test_outputs_that_are_no_files(tmp_path):
-    pipe, listener = tmp_path / "pipe", socket.socket(socket.AF_UNIX)
-    os.mkfifo(pipe)
-    check_output(pipe)
-    check_output(Path(os.devnull))
-    with listener, pytest.raises(PermissionError, match="--output .*socket cannot be written"):
-        listener.bind(str(tmp_path / "socket"))
-        check_output(tmp_path / "socket")
 
 
 def corpus(path: Path) -> list:
@@ -483,12 +471,6 @@ def test_tables_that_others_write(tmp_path):
         table(written(path, "text;label\na;1\n"))
     path = written(tmp_path / "kaggle.conll", "Sentence: 1\tThousands\tO\n\tof\tO\n")
     with pytest.raises(ValueError, match=r"kaggle\.conll, line 2: column 1 is empty, without a word"):
-        corpus(path)
-
-
-def test_json_with_a_key_twice(tmp_path):
-    path = written(tmp_path / "a.jsonl", '{"text": "a"}\n{"text": "b", "n": 1, "text": "c"}\n')
-    with pytest.raises(ValueError, match=f"{path}, line 2 is not JSON.*an object has the key 'text' twice"):
         corpus(path)
 
 

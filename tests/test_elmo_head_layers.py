@@ -13,9 +13,9 @@ from plain_elmo import PlainELMo
 from torch import nn
 
 from modeling_elmo import ELMoConfig, elmo_backend
+from modeling_elmo.heads.packed_texts import PackedTexts, masked_softmax
 from modeling_elmo.heads.recurrence import TaskGRU, TaskLSTM, VariationalDropout, read_both_ways
 from modeling_elmo.heads.task_model import TokenFeatures
-from modeling_elmo.heads.texts import PackedTexts, masked_softmax
 from modeling_elmo.kernels.products import product
 from modeling_elmo.kernels.rnn import BothWaysGRU, BothWaysLSTM
 

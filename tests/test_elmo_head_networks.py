@@ -4,9 +4,9 @@ import pytest
 import torch
 
 from modeling_elmo.heads.classifier import BiattentiveClassifier, ESIMClassifier
+from modeling_elmo.heads.packed_texts import PackedTexts
 from modeling_elmo.heads.reader import SpanReader, TrilinearAttention
 from modeling_elmo.heads.recurrence import VariationalDropout
-from modeling_elmo.heads.texts import PackedTexts
 
 CLASSIFIERS = [BiattentiveClassifier, ESIMClassifier]
 WIDTH, ELMO, LABELS = 5, 4, 3

@@ -29,7 +29,7 @@ from modeling_elmo.conversion.original import OriginalCheckpoint
 from modeling_elmo.kernels.int8 import int8_obstacle
 from modeling_elmo.run_scripts import embed
 from modeling_elmo.run_scripts.program import processes
-from modeling_elmo.run_scripts.program.files import load_pretrained
+from modeling_elmo.run_scripts.program.models import load_pretrained
 from modeling_elmo.run_scripts.vectors import embedding, outputs
 from modeling_elmo.run_scripts.vectors.lines import fasta_records
 

@@ -256,6 +256,6 @@ def test_a_wrong_export_is_not_written(folder, tmp_path, monkeypatch):
 
 
 def test_packages_that_are_missing(folder, tmp_path, monkeypatch):
-    monkeypatch.setattr("modeling_elmo.run_scripts.program.files.find_spec", lambda name: None)
+    monkeypatch.setattr("modeling_elmo.run_scripts.program.command_line.find_spec", lambda name: None)
     with pytest.raises(ImportError, match=r'an ONNX file needs onnx: pip install "modeling-elmo\[export\]"'):
         export.main(arguments(folder, tmp_path / "out"))

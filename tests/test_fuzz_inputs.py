@@ -24,7 +24,7 @@ from modeling_elmo.run_scripts.fine_tuning.tasks.coreference import conll_docume
 from modeling_elmo.run_scripts.fine_tuning.tasks.semantic_roles import ROLE_FEATURES, checked_row, role_rows
 from modeling_elmo.run_scripts.program.command_line import is_mistake_of_user
 from modeling_elmo.run_scripts.program.data_files import column_rows, json_rows, numbered_texts, table_rows
-from modeling_elmo.run_scripts.program.files import numbered_lines
+from modeling_elmo.run_scripts.program.texts import numbered_lines
 from modeling_elmo.run_scripts.vectors.word_vectors import read_word_vectors
 
 TASKS = Path(__file__).parent / "fixtures" / "tasks"

@@ -35,7 +35,7 @@ def default_options(task: str, output: Path) -> list[str]:
 @pytest.mark.parametrize("task", SETTINGS)
 def test_an_experiment_made_before_is_recognized_as_finished(task, place, tmp_path, monkeypatch):
     monkeypatch.chdir(place)
-    monkeypatch.setattr(experiment.reports, "report", lambda *_: None)
+    monkeypatch.setattr(experiment, "report", lambda *_: None)
     monkeypatch.setattr(experiment, "write_results", lambda *_: None)
     arm_and_seed = {"arm": "elmo", "seed": 42}
     monkeypatch.setattr(experiment.Experiment, "_train", lambda self, *each: arm_and_seed | self._settings(*each))

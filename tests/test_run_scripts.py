@@ -35,6 +35,39 @@ def test_help_lists_the_options(name, capsys, monkeypatch):
     assert printed.startswith("usage: ") and "--" in printed
 
 
+# Python runs it at the start of a process. At the end, the program and a process that it spawns import a package.
+AT_THE_END = """
+import atexit, multiprocessing, os
+
+def show(place):
+    import export
+    print("\\n" + place, export.__file__, flush=True)
+
+def show_here_and_in_a_spawned_process():
+    show("program")
+    child = multiprocessing.get_context("spawn").Process(target=show, args=("child",))
+    child.start()
+    child.join()
+
+if os.environ.pop("IS_PROGRAM", None):  # which the child does not inherit
+    atexit.register(show_here_and_in_a_spawned_process)
+"""
+
+
+def test_packages_are_found_before_programs_of_their_names(tmp_path):
+    (tmp_path / "export.py").touch()
+    (tmp_path / "sitecustomize.py").write_text(AT_THE_END, encoding="utf-8")
+    finished = subprocess.run(
+        [sys.executable, ROOT / "run_scripts" / "build_vocabulary.py", "--help"],
+        env={**os.environ, "PYTHONPATH": os.pathsep.join([str(tmp_path), str(ROOT)]), "IS_PROGRAM": "1"},
+        capture_output=True,
+        encoding="utf-8",
+        timeout=300,
+    )
+    lines = finished.stdout.splitlines()
+    assert lines[-3:] == [f"program {tmp_path / 'export.py'}", "", f"child {tmp_path / 'export.py'}"], finished.stderr
+
+
 def shorten(path: Path, end: str, count: int):
     path.write_text(end.join(path.read_text(encoding="utf-8").split(end)[:count]) + end, encoding="utf-8")
 

@@ -41,7 +41,7 @@ from modeling_elmo import (
     ELMoForTokenClassification,
     ELMoModel,
 )
-from modeling_elmo.heads import task_model, texts
+from modeling_elmo.heads import packed_texts, task_model
 from modeling_elmo.inputs import pad
 from modeling_elmo.kernels import products
 
@@ -599,7 +599,7 @@ def test_a_long_text_costs_its_own_words_alone(name, monkeypatch):
     With padding they would be ten times as many. Pairs of words in texts of similar length may be twice as many.
     """
     monkeypatch.setattr(products, "FEW_PRODUCTS", 1e12)  # products that the profiler counts
-    monkeypatch.setattr(texts, "FEW_PAIRS", 0)
+    monkeypatch.setattr(packed_texts, "FEW_PAIRS", 0)
     cls, options = HEADS[name]
     model = make_model(cls, **options, projection_size=64, lstm_hidden_size=64, task_hidden_size=40)
     is_tagger = isinstance(model, (ELMoForTokenClassification, ELMoForSemanticRoleLabeling))

@@ -19,9 +19,9 @@ from transformers.modeling_outputs import SequenceClassifierOutput
 from ..configuration_elmo import ELMoConfig
 from ..inputs import NO_LABEL, check_ids, check_range, check_shape
 from ..kernels.products import fast_linear
+from .packed_texts import PackedTexts, masked_softmax
 from .recurrence import TaskLSTM, VariationalDropout, glorot_
 from .task_model import ELMoTaskModel, is_second, reads_batch, row_numbers
-from .texts import PackedTexts, masked_softmax
 
 
 class TextPairClassifier(nn.Module):

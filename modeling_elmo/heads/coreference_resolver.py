@@ -11,10 +11,10 @@ from transformers.utils import ModelOutput
 
 from ..configuration_elmo import ELMoConfig
 from ..inputs import check_ids, check_range, word_mask
+from .packed_texts import PackedTexts
 from .recurrence import TaskLSTM
 from .spans import RankedSpans, SpanRanker, gold_clusters, marginal_loss, mention_loss, predicted_clusters
 from .task_model import ELMoTaskModel, reads_batch
-from .texts import PackedTexts
 
 
 @dataclass

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from transformers import initialization as init
 
 from ..inputs import NO_LABEL, pad, unpad
-from .texts import PackedTexts, PaddedTexts, Texts, rows_as_texts
+from .packed_texts import PackedTexts, PaddedTexts, Texts, rows_as_texts
 
 FORBIDDEN = -1e30  # far below any sum of real scores; finite, because minus infinity has NaN gradients
 IMPOSSIBLE = -1e6  # a log-probability that is lower, such as minus infinity, counts as this one

@@ -12,8 +12,8 @@ from ..kernels.plan import choose_backend
 from ..kernels.products import fast_linear
 from ..kernels.rnn import BLOCKS, HighwayLoop
 from ..kernels.torch_state import product_dtype
+from .packed_texts import PackedTexts
 from .recurrence import reset_gates_
-from .texts import PackedTexts
 
 
 class HighwayLSTMLayer(nn.Module):

@@ -14,9 +14,9 @@ from transformers.modeling_outputs import QuestionAnsweringModelOutput
 from ..configuration_elmo import ELMoConfig
 from ..inputs import NO_LABEL, check_ids, pad, word_mask
 from ..kernels.products import fast_linear
+from .packed_texts import PackedTexts, masked_softmax
 from .recurrence import TaskGRU, VariationalDropout, glorot_
 from .task_model import ELMoTaskModel, is_second, reads_batch
-from .texts import PackedTexts, masked_softmax
 
 FIRST_PRODUCT = 0.25  # equal words attract each other from the start; random signs take epochs to do so
 

@@ -16,7 +16,7 @@ from ..kernels.plan import choose_backend
 from ..kernels.products import fast_product
 from ..kernels.rnn import BothWaysGRU, BothWaysLSTM
 from ..kernels.torch_state import is_unmodified, product_dtype
-from .texts import PaddedTexts, Texts, _on_host
+from .packed_texts import PaddedTexts, Texts, _on_host
 
 
 class VariationalDropout(nn.Module):

@@ -17,9 +17,9 @@ from ..encoder import distinct_rows
 from ..inputs import NO_LABEL, check_ids, check_range, pad, unpad, word_mask
 from .crf import check_bio, decode_labels
 from .interleaved import InterleavedLSTM
+from .packed_texts import Texts, rows_as_texts
 from .recurrence import TaskLSTM
 from .task_model import ELMoTaskModel, reads_batch
-from .texts import Texts, rows_as_texts
 
 MARK_SIZE = 100  # width of the vector that marks the predicate (He et al. 2017)
 NO_WORD = -1e4  # score of a predicate where there is no word: probability 0, also in half precision

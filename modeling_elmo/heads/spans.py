@@ -17,8 +17,8 @@ from torch.utils.checkpoint import checkpoint
 from ..configuration_elmo import ELMoConfig
 from ..kernels.products import fast_linear
 from ..kernels.torch_state import fetched
+from .packed_texts import masked_softmax
 from .recurrence import glorot_
-from .texts import masked_softmax
 
 FEATURE_SIZE = 20  # section 7.2 of Lee et al. 2017
 SCORER_SIZE = 150  # the same section

@@ -12,9 +12,9 @@ from transformers.utils import ModelOutput
 from ..configuration_elmo import ELMoConfig
 from ..inputs import NO_LABEL, check_ids, check_range, pad, warn_once, word_mask
 from .crf import LinearChainCRF, bio_constraints, tags_that_are_not_bio
+from .packed_texts import rows_as_texts
 from .recurrence import TaskLSTM, VariationalDropout
 from .task_model import ELMoTaskModel, TaskInputs, reads_batch
-from .texts import rows_as_texts
 
 
 @dataclass

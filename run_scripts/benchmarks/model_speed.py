@@ -38,7 +38,8 @@ from transformers import BatchEncoding
 from modeling_elmo import ELMoModel, ELMoTokenizer, elmo_backend
 from modeling_elmo.kernels.int8 import int8_obstacle
 from modeling_elmo.kernels.lstm_cuda import triton
-from modeling_elmo.run_scripts.benchmarks.timing import TOLERANCE, Contest, Implementation, Outputs
+
+from .timing import TOLERANCE, Contest, Implementation, Outputs
 
 Peer = dict[str, Any]
 CHECKOUT = "modeling_elmo_of_another_checkout"  # name of its package here, with its own modules, backends and caches

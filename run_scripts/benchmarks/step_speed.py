@@ -25,10 +25,11 @@ from transformers import DataCollatorForTokenClassification, DataCollatorWithPad
 
 import modeling_elmo
 from modeling_elmo import ELMoConfig, ELMoForPreTraining, ELMoTokenizer, elmo_backend
-from modeling_elmo.run_scripts.benchmarks.timing import Contest, Implementation, Outputs
-from modeling_elmo.run_scripts.fine_tuning.features import FeatureCollator, feature_store
-from modeling_elmo.run_scripts.pretraining.optimization import OptimizationArguments, clip_gradients, make_optimizers
 from modeling_elmo.tokenization.elmo_characters import SPECIAL_WORDS
+
+from ..fine_tuning.features import FeatureCollator, feature_store
+from ..pretraining.optimization import OptimizationArguments, clip_gradients, make_optimizers
+from .timing import Contest, Implementation, Outputs
 
 NUM_SAMPLED = 8192  # candidates of the sampled softmax
 SOFTMAXES = ("full", "sampled", "sampled-dense", "adaptive", "adaptive-bf16", "adaptive-muon")

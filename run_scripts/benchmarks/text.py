@@ -14,9 +14,10 @@ from types import ModuleType
 from transformers import BertTokenizer
 
 from modeling_elmo import ELMoTokenizer
-from modeling_elmo.run_scripts.benchmarks.timing import Contest, Implementation, Outputs
-from modeling_elmo.run_scripts.pretraining.corpus import words_of
-from modeling_elmo.run_scripts.program.data_files import numbered_texts
+
+from ..pretraining.corpus import words_of
+from ..program.data_files import numbered_texts
+from .timing import Contest, Implementation, Outputs
 
 FIXTURE_TEXT = Path(__file__).resolve().parents[2] / "tests" / "fixtures" / "text" / "en.txt"
 SHORTEST_SENTENCE, MOST_SENTENCES = 3, 20_000

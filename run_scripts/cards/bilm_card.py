@@ -12,11 +12,12 @@ from typing import Any
 from huggingface_hub import EvalResult
 
 from modeling_elmo import ELMoConfig
-from modeling_elmo.run_scripts.cards.card import read_result, write_card
-from modeling_elmo.run_scripts.cards.figures import LogEntries, draw_curve
-from modeling_elmo.run_scripts.cards.tables import NO_SCORES, layer_names, one_line
-from modeling_elmo.run_scripts.program.files import read_json
 from modeling_elmo.tokenization.elmo_characters import Utf8Alphabet
+
+from ..program.files import read_json
+from .card import read_result, write_card
+from .figures import LogEntries, draw_curve
+from .tables import NO_SCORES, layer_names, one_line
 
 SAME_PROTOCOL = ("predictions", "vocabulary_size", "protocol")  # perplexities that differ here cannot be compared
 
@@ -35,10 +36,14 @@ def write_bilm_card(folder: Path, name: str) -> Path:
         "eval_results": [perplexity_result(run, evaluations)] if evaluations else None,
         "base_model": run.get("base_model_on_hub"),
     }
-    found = {path.stem: read_json(path) for path in sorted((folder / "results").glob("*.json"))}
-    results = {name: result for name, result in found.items() if isinstance(result, dict)}
-    scores = {title: row for name, result in results.items() for title, row in scores_by_layer(name, result).items()}
-    pictures = [name for name, result in results.items() if "same_sense" in result]
+    scores: dict[str, dict[str, float]] = {}
+    pictures = []
+    for path in sorted((folder / "results").glob("*.json")):
+        result = read_json(path)
+        if isinstance(result, dict):
+            scores |= scores_by_layer(path.stem, result)
+            if "same_sense" in result and path.with_suffix(".png").exists():
+                pictures.append(path.stem)
     values = {
         "config": config,
         "name_to_load": name,
@@ -48,7 +53,7 @@ def write_bilm_card(folder: Path, name: str) -> Path:
         "conversion": read_result(folder, "conversion"),
         "layers": layer_names(config.num_hidden_layers + 1),
         "scores_by_layer": scores,
-        "pictures": [name for name in pictures if (folder / "results" / f"{name}.png").exists()],
+        "pictures": pictures,
         "settings": run.get("settings"),
         **(pretraining_values(folder, config, run, evaluations) if run else {}),
     }
@@ -80,7 +85,7 @@ def pretraining_values(
     return {
         "has_curve": draw_curve(trainings, config, folder / "curve.png"),
         "trainings": [training_values(training) for training in trainings],
-        "changed_at": [f"{each['until_step']:,}" for each in run.get("earlier_settings", ())],
+        "changed_at": [f"{settings['until_step']:,}" for settings in run.get("earlier_settings", ())],
         "words_per_second": median(speeds) if speeds else None,
         **perplexity_values(run, evaluations),
     }
@@ -90,8 +95,8 @@ def training_values(run: dict[str, Any]) -> dict[str, Any]:
     """The row of a training in the table of several: how much it read, and its perplexity."""
     last = max(run["log"], key=lambda entry: entry["step"], default={"step": 0, "epoch": 0.0})
     evaluations = [entry for entry in run["log"] if "perplexity" in entry]
-    found = published_evaluation(evaluations, run["published_step"]) if evaluations else {}
-    return {"data": run["data"], **last, "perplexity": found.get("perplexity")}
+    evaluation = published_evaluation(evaluations, run["published_step"]) if evaluations else {}
+    return {"data": run["data"], **last, "perplexity": evaluation.get("perplexity")}
 
 
 def perplexity_values(run: dict[str, Any], evaluations: LogEntries) -> dict[str, Any]:
@@ -99,30 +104,35 @@ def perplexity_values(run: dict[str, Any], evaluations: LogEntries) -> dict[str,
     if not evaluations:
         return {}
     step = run["published_step"]
-    found, start = published_evaluation(evaluations, step), evaluations[0]
-    is_comparable = start["step"] == 0 < found["step"] and all(start[name] == found[name] for name in SAME_PROTOCOL)
-    others = [entry["perplexity"] for entry in evaluations if entry["step"] not in (0, found["step"])]
-    is_lowest = found["step"] == step and others and found["perplexity"] < min(others)
+    start = evaluations[0]
+    published = published_evaluation(evaluations, step)
+    is_comparable = start["step"] == 0 < published["step"]
+    is_comparable = is_comparable and all(start[name] == published[name] for name in SAME_PROTOCOL)
+    others = [entry["perplexity"] for entry in evaluations if entry["step"] not in (0, published["step"])]
+    is_lowest = published["step"] == step and others and published["perplexity"] < min(others)
     return {
-        "perplexity": found,
+        "perplexity": published,
         "perplexity_before": start["perplexity"] if run["base_model"] and is_comparable else None,
         "lowest_of": len(others) + 1 if is_lowest else None,  # a minimum is slightly too low, and the card says so
     }
 
 
 def scores_by_layer(name: str, result: dict[str, Any]) -> dict[str, dict[str, float]]:
-    """The rows of a result of `elmo senses`, `elmo probe` or `elmo pairs` by their titles; none of other results."""
-    rows: dict[str, dict[str, float]] = {}
+    """The scores in a result of `elmo senses`, `elmo probe` or `elmo pairs`, by title; other results have none."""
+    titled: dict[str, dict[str, float]] = {}
     if "same_sense" in result:
         means = result.get("disambiguation", {})
-        rows["nearest use has the same sense"] = result["same_sense"]
-        rows[f"sense with the nearest mean vector{', else the first' if 'first sense' in means else ''}"] = means
+        titled["nearest use has the same sense"] = result["same_sense"]
+        titled[f"sense with the nearest mean vector{', else the first' if 'first sense' in means else ''}"] = means
     elif "metric" in result:
         for split in ("validation", "test"):
             if "scores" in result.get(split, ()):
-                scores = {place: each[result["metric"]] for place, each in result[split]["scores"].items()}
-                rows = {f"{result['metric']} of a linear layer on {split}": scores}
+                scores = {place: values[result["metric"]] for place, values in result[split]["scores"].items()}
+                titled = {f"{result['metric']} of a linear layer on {split}": scores}
     elif "both" in (result.get("all") or ()):
-        rows["accuracy"] = {"both directions": result["all"]["both"]}
-    kept = {title: {place: row[place] for place in row if place not in NO_SCORES} for title, row in rows.items() if row}
-    return {f"{name}: {title}": row for title, row in kept.items()}
+        titled["accuracy"] = {"both directions": result["all"]["both"]}
+    return {
+        f"{name}: {title}": {place: score for place, score in scores.items() if place not in NO_SCORES}
+        for title, scores in titled.items()
+        if scores
+    }

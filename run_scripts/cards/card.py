@@ -16,9 +16,9 @@ from huggingface_hub.utils import HFValidationError, validate_repo_id
 from jinja2 import Environment, FileSystemLoader, StrictUndefined, Undefined
 from markupsafe import Markup
 
-from modeling_elmo.run_scripts.cards.tables import code_span, escape_markdown, link_or_text, one_line
-from modeling_elmo.run_scripts.program.command_line import option
-from modeling_elmo.run_scripts.program.files import read_json, write_json
+from ..program.command_line import option
+from ..program.files import read_json, write_json
+from .tables import code_span, escape_markdown, link_or_text, one_line
 
 TEMPLATES = Path(__file__).resolve().parents[2] / "model_cards"  # in a clone and in a wheel
 EXAMPLES = {  # by language: two sentences, and a question about the first
@@ -70,10 +70,10 @@ def write_result(folder: Path, name: str, result: Any):
 def read_result(folder: Path, name: str) -> dict[str, Any]:
     """Reads `results/{name}.json`; returns an empty dict if there is no such file."""
     path = folder / "results" / f"{name}.json"
-    found = read_json(path) if path.is_file() else {}
-    if not isinstance(found, dict):
-        raise ValueError(f"{path} holds a {type(found).__name__} in place of an object. Write it again, or delete it.")
-    return found
+    result = read_json(path) if path.is_file() else {}
+    if not isinstance(result, dict):
+        raise ValueError(f"{path} holds a {type(result).__name__} in place of an object. Write it again, or delete it.")
+    return result
 
 
 def write_card(folder: Path, name: str, template: str, metadata: dict[str, Any], values: dict[str, Any]) -> Path:

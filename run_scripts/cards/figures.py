@@ -14,16 +14,9 @@ import numpy as np
 from transformers.utils import logging
 
 from modeling_elmo import ELMoConfig
-from modeling_elmo.run_scripts.cards.tables import (
-    ERRORS,
-    RunRecord,
-    by_arm,
-    layer_names,
-    mean_and_deviation,
-    mean_layer_weights,
-    scores_on,
-    splits_of,
-)
+
+from .records import RunRecord, by_arm, mean_and_deviation, mean_layer_weights, scores_on, splits_of
+from .tables import ERRORS, layer_names
 
 logger = logging.get_logger(__name__)
 
@@ -258,20 +251,24 @@ def draw_change(pairs: Sequence[Mapping[str, Any]], is_series: bool, vectors: Ma
     """
     figure = new_figure(13, 6)
     panels = figure.subplot_mosaic([[name, "map"] for name in MEASURES_OF_CHANGE], width_ratios=[1, 1.2])
-    names = ["\n".join(map(plain, pair["groups"])) for pair in pairs]
+    labels = ["\n".join(map(plain, pair["groups"])) for pair in pairs]
     for name, title in MEASURES_OF_CHANGE.items():
-        axis, values = panels[name], [pair[name] for pair in pairs]
-        low, high = (np.array([each[key] for each in values]) for key in ("random_5", "random_95"))
+        axis = panels[name]
+        low = np.array([pair[name]["random_5"] for pair in pairs])
+        high = np.array([pair[name]["random_95"] for pair in pairs])
         axis.bar(range(len(pairs)), high - low, bottom=low, width=0.6, color="0.8", label="90 % of random splits")
         line = {**point_style(0), "linestyle": "-" if is_series else "none", "markersize": 5}
-        axis.plot([each["distance"] for each in values], label="observed", **line)
+        axis.plot([pair[name]["distance"] for pair in pairs], label="observed", **line)
         axis.set(ylabel=title, xlim=(-0.6, len(pairs) - 0.4))
         axis.use_sticky_edges = False  # else no space below the bars
-        axis.set_xticks(range(len(pairs)), names if name == "prt" else [""] * len(pairs), **SLANTED_LABELS, fontsize=8)
+        axis.set_xticks(range(len(pairs)), labels if name == "prt" else [""] * len(pairs), **SLANTED_LABELS, fontsize=8)
         axis.grid(axis="y", alpha=0.3)
     panels["apd"].legend(fontsize=8)
-    ends = np.cumsum([len(each) for each in vectors.values()])
-    rows = {name: range(end - len(vectors[name]), end) for name, end in zip(vectors, ends, strict=True)}
+    rows: dict[str, range] = {}
+    end = 0
+    for group, of_group in vectors.items():
+        rows[group] = range(end, end + len(of_group))
+        end += len(of_group)
     draw_plane(panels["map"], np.concatenate(list(vectors.values())), rows, size=14)
     figure.legend(*panels["map"].get_legend_handles_labels(), loc="outside right upper", fontsize=8)
     return figure

@@ -8,9 +8,11 @@ from huggingface_hub import EvalResult
 import modeling_elmo
 from modeling_elmo import ELMoConfig
 from modeling_elmo.heads.task_model import ELMoTaskModel
-from modeling_elmo.run_scripts.cards.card import write_card
-from modeling_elmo.run_scripts.cards.tables import layer_names, numbers_on
-from modeling_elmo.run_scripts.program.files import read_json
+
+from ..program.files import read_json
+from .card import write_card
+from .records import numbers_on
+from .tables import layer_names
 
 PIPELINE_TAGS = {
     "ELMoForTokenClassification": "token-classification",

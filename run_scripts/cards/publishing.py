@@ -22,17 +22,13 @@ from yaml import YAMLError
 import modeling_elmo
 from modeling_elmo import ELMoConfig, ELMoPreTrainedModel, ELMoTokenizer
 from modeling_elmo.configuration_elmo import SENTENCE_TRANSFORMERS_FILES
-from modeling_elmo.run_scripts.cards.bilm_card import write_bilm_card
-from modeling_elmo.run_scripts.cards.card import (
-    EXAMPLES,
-    CardArguments,
-    check_repository,
-    read_result,
-    write_card_facts,
-)
-from modeling_elmo.run_scripts.cards.head_card import PIPELINE_TAGS, write_head_card
-from modeling_elmo.run_scripts.program.command_line import option
-from modeling_elmo.run_scripts.program.files import MODEL_FILES, check_model, load_pretrained, read_json
+
+from ..program.command_line import option
+from ..program.files import read_json
+from ..program.models import MODEL_FILES, check_model, load_pretrained
+from .bilm_card import write_bilm_card
+from .card import EXAMPLES, CardArguments, check_repository, read_result, write_card_facts
+from .head_card import PIPELINE_TAGS, write_head_card
 
 # The only files that are uploaded. A training run also leaves optimizers, local paths and texts of the data.
 FILES_TO_UPLOAD = (
@@ -55,9 +51,9 @@ def outputs_of(model, tokenizer, texts: list[str]) -> dict[str, torch.Tensor]:
     inputs = tokenizer(texts, texts[::-1] if is_pair else None, padding=True, return_tensors="pt")
     labels = {"labels": inputs["input_ids"]} if kind == "ELMoForPreTraining" else {}
     with torch.no_grad():
-        found = model.eval()(**inputs, **labels, output_hidden_states=True)
-    layers = {f"layer {number}": layer for number, layer in enumerate(found.get("hidden_states") or ())}
-    others = {name: found[name] for name in found if name.endswith(("logits", "_loss"))}
+        output = model.eval()(**inputs, **labels, output_hidden_states=True)
+    layers = {f"layer {number}": layer for number, layer in enumerate(output.get("hidden_states") or ())}
+    others = {name: output[name] for name in output if name.endswith(("logits", "_loss"))}
     return {name: tensor.float().contiguous() for name, tensor in {**layers, **others}.items()}
 
 
@@ -130,16 +126,16 @@ def renew_card(folder: Path, write: Callable[[Path, str], Path], arguments: Push
     """Writes the card again for the name of the repository. A card that is not what `write` makes stays."""
     card, place = folder / "README.md", Path(arguments.model, "README.md")
     text = card.read_text(encoding="utf-8", errors="replace")
-    if (found := NAME_IN_EXAMPLE.search(text)) is None:
+    if (named := NAME_IN_EXAMPLE.search(text)) is None:
         return
-    write(folder, found[1])
+    write(folder, named[1])
     if card.read_text(encoding="utf-8") == text:
         write(folder, arguments.repo_id)
         return
     shutil.copyfile(place, card)
-    if found[1] != arguments.repo_id:
-        names = f"{arguments.repo_id!r} in place of {found[1]!r}"
-        raise ValueError(f"{place} is not what its records give. Write {names} there, or pass --new_card.")
+    if named[1] != arguments.repo_id:
+        changed = f"{arguments.repo_id!r} in place of {named[1]!r}"
+        raise ValueError(f"{place} is not what its records give. Write {changed} there, or pass --new_card.")
 
 
 def load_published(source: str) -> tuple[ELMoPreTrainedModel, ELMoTokenizer]:
@@ -154,19 +150,19 @@ def load_published(source: str) -> tuple[ELMoPreTrainedModel, ELMoTokenizer]:
 
 def files_to_upload(folder: Path) -> list[str]:
     """The files of a checkpoint and its results, without the traces of its training."""
-    found = {path for pattern in FILES_TO_UPLOAD for path in folder.glob(pattern) if path.is_file()}
-    return sorted(path.relative_to(folder).as_posix() for path in found if not path.name.startswith("."))
+    paths = {path for pattern in FILES_TO_UPLOAD for path in folder.glob(pattern) if path.is_file()}
+    return sorted(path.relative_to(folder).as_posix() for path in paths if not path.name.startswith("."))
 
 
 def verify(folder: Path, arguments: PushArguments) -> str:
     """Loads `folder` in a clean process, runs the example of its card, and compares the outputs with those here."""
     root, code = folder.parents[arguments.repo_id.count("/")], CLEAN_PROCESS % inspect.getsource(outputs_of)
     with tempfile.TemporaryDirectory() as home:
-        kept = {name: value for name, value in os.environ.items() if not name.startswith(("PYTHON", "HF_"))}
+        environment = {name: value for name, value in os.environ.items() if not name.startswith(("PYTHON", "HF_"))}
         finished = subprocess.run(
             [sys.executable, "-c", code, arguments.repo_id, json.dumps(TEXTS)],  # in ASCII, for any locale
             cwd=root,
-            env={**kept, "HF_HOME": home, "HF_HUB_OFFLINE": "1", "PYTHONIOENCODING": "utf-8"},
+            env={**environment, "HF_HOME": home, "HF_HUB_OFFLINE": "1", "PYTHONIOENCODING": "utf-8"},
             capture_output=True,
             encoding="utf-8",
             errors="replace",
@@ -176,10 +172,10 @@ def verify(folder: Path, arguments: PushArguments) -> str:
     there, here = load_file(root / "outputs.safetensors"), outputs_of(*load_published(arguments.model), TEXTS)
     difference, name = max((largest_difference(here[name], there[name]), name) for name in here)
     size = f"{difference:.1e} of the root mean square ({name})"
-    found = f"its outputs differ from those of {arguments.model} by at most {size}"
+    comparison = f"its outputs differ from those of {arguments.model} by at most {size}"
     if difference > TOLERANCES[arguments.dtype]:
-        raise OSError(f"{folder.name} gives other outputs when it is loaded without this package: {found}.")
-    return f"A process without this package loads it and runs the card's example; {found}."
+        raise OSError(f"{folder.name} gives other outputs when it is loaded without this package: {comparison}.")
+    return f"A process without this package loads it and runs the card's example; {comparison}."
 
 
 def largest_difference(here: torch.Tensor, there: torch.Tensor) -> float:
@@ -220,8 +216,8 @@ def push(folder: Path, repo_id: str, message: str, private: bool | None = None, 
     api = HfApi(token=token)
     try:
         repo = api.create_repo(repo_id, private=private, exist_ok=True)
-        names = list(map(glob.escape, paths))  # the Hub's client reads them as patterns
-        api.upload_folder(repo_id=repo.repo_id, folder_path=folder, commit_message=message, allow_patterns=names)
+        patterns = list(map(glob.escape, paths))  # the Hub's client reads them as patterns
+        api.upload_folder(repo_id=repo.repo_id, folder_path=folder, commit_message=message, allow_patterns=patterns)
     except Exception as error:  # the class of a broken connection depends on the library behind the client
         advice = "The repository is unchanged. Upload the folder again with `elmo push`."
         raise OSError(f"The upload to {repo_id} failed: {error}\n{advice}") from error

@@ -1,80 +1,29 @@
-"""Tables of task runs in Markdown: from one record per run to summaries of arms, as in the paper's Table 1.
-
-The training of one arm with one seed leaves a record:
-
-    {"task": "ner", "arm": "elmo", "seed": 1, "metric": "f1", "metrics": {"validation": {"f1": 0.41}, "test": ...},
-     "layer_weights": {"input": [0.2, 0.5, 0.3]}, "train_samples": 3394, "epochs": 7.0, "seconds": 81.2, ...}
-
-The name of an arm may end in `@` and a share of the training data: `elmo@0.1`.
-"""
+"""Tables in Markdown: summaries of runs by arm, as in the paper's Table 1, and results of other programs."""
 
 import re
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
-from pathlib import Path
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
-from modeling_elmo.run_scripts.program.files import read_json, write_json, write_lines
+from .records import (
+    BASELINE_NAME,
+    SPLITS,
+    RunRecord,
+    by_arm,
+    has_baseline,
+    mean_and_deviation,
+    mean_layer_weights,
+    numbers_on,
+    scores_on,
+    splits_of,
+)
 
-RunRecord = dict[str, Any]
-
-SPLITS = ("train", "validation", "test")  # in this order; other splits follow
 ERRORS = ("mse", "loss")  # lower is better; shown as they are, not in percent
-BASELINE_NAME = "baseline"  # the arm without ELMo
 MOST_ITEMS = 10  # of a list; a corpus may have hundreds of files
 SPECIAL = re.compile(r"[\\`*\[\]<>|~$&]|_(?![^\W_])|(?<![^\W_])_")  # an underscore inside a word is plain text
 NO_SCORES = ("lemmas", "instances", "unseen_lemmas")  # in the scores of `elmo senses`
-NEEDED_KEYS = ("task", "arm", "seed", "metric", "metrics")
-
-
-def read_record(path: Path) -> RunRecord:
-    """The record in a JSON file, checked for the keys that tables need."""
-    record = read_json(path)
-    missing = [key for key in NEEDED_KEYS if key not in record] if isinstance(record, dict) else NEEDED_KEYS
-    if missing:
-        raise ValueError(f"{path} is not the record of a run: it lacks {', '.join(missing)}. Pass a file of a run.")
-    for split, scores in record["metrics"].items():
-        if record["metric"] not in scores:
-            raise ValueError(f"{path} has no {record['metric']} on {split}, only {list(scores)}. Run it again.")
-    return record
-
-
-def by_arm(records: Sequence[RunRecord]) -> dict[str, list[RunRecord]]:
-    """The records of each arm, in the order of their first records. A mean over wrong ones is refused."""
-    arms: dict[str, list[RunRecord]] = {}
-    for record in records:
-        arms.setdefault(record["arm"], []).append(record)
-    for arm, runs in arms.items():
-        seeds = [run["seed"] for run in runs]
-        if len(set(seeds)) < len(seeds):
-            raise ValueError(f"Arm {arm!r} has the seeds {seeds}; pass one record for each seed.")
-        names = [{f"{split} {name}" for split in run["metrics"] for name in numbers_on(run, split)} for run in runs]
-        if different := sorted(names[0].union(*names) - names[0].intersection(*names)):
-            raise ValueError(f"Arm {arm!r}: not all of the seeds {seeds} have {', '.join(different)}; run them again.")
-    return arms
-
-
-def splits_of(records: Iterable[RunRecord]) -> list[str]:
-    found = {split for record in records for split in record["metrics"]}
-    return sorted(found, key=lambda split: (SPLITS.index(split) if split in SPLITS else len(SPLITS), split))
-
-
-def numbers_on(record: RunRecord, split: str) -> dict[str, float]:
-    """The scores of a run on a split, without tables such as `per_type`."""
-    return {name: value for name, value in record["metrics"].get(split, {}).items() if isinstance(value, (int, float))}
-
-
-def scores_on(records: Iterable[RunRecord], split: str, metric: str) -> list[float]:
-    """The scores of those runs that have them."""
-    found = (numbers_on(record, split) for record in records)
-    return [scores[metric] for scores in found if metric in scores]
-
-
-def best_record(records: Sequence[RunRecord]) -> RunRecord:
-    """The run with the best score on its first split: validation, or test if there is no other."""
-    return max(records, key=lambda record: record["metrics"][splits_of([record])[0]][record["metric"]])
 
 
 def error_reduction(baseline: float, value: float) -> str:
@@ -89,21 +38,22 @@ def summary_table(records: Sequence[RunRecord]) -> str:
 
     An arm with a share of the data is compared with the baseline with the same share.
     """
-    arms, splits, metric = by_arm(records), splits_of(records), records[0]["metric"]
-    rows = [["network", "runs", *splits]]
-    for arm, runs in arms.items():
-        rows.append([arm, str(len(runs)), *(score_cell(scores_on(runs, split, metric), metric) for split in splits)])
+    arms = by_arm(records)
+    splits = splits_of(records)
+    metric = records[0]["metric"]
+    header = ["network", "runs", *splits]
     if has_baseline(records):
-        rows[0].append(f"gain on {splits[-1]} (points / share of errors)")
-        for row, arm in zip(rows[1:], arms, strict=True):
-            compared = BASELINE_NAME if BASELINE_NAME in arms else BASELINE_NAME + "".join(arm.partition("@")[1:])
-            before, after = (scores_on(arms.get(name, []), splits[-1], metric) for name in (compared, arm))
-            row.append("" if arm == compared else gain_cell(before, after, metric))
-    return markdown_table(rows)
-
-
-def has_baseline(records: Iterable[RunRecord]) -> bool:
-    return any(record["arm"].partition("@")[0] == BASELINE_NAME for record in records)
+        header.append(f"gain on {splits[-1]} (points / share of errors)")
+    lines = [header]
+    for arm, runs in arms.items():
+        line = [arm, str(len(runs)), *(score_cell(scores_on(runs, split, metric), metric) for split in splits)]
+        if has_baseline(records):
+            baseline = BASELINE_NAME if BASELINE_NAME in arms else BASELINE_NAME + "".join(arm.partition("@")[1:])
+            before = scores_on(arms.get(baseline, []), splits[-1], metric)
+            after = scores_on(runs, splits[-1], metric)
+            line.append("" if arm == baseline else gain_cell(before, after, metric))
+        lines.append(line)
+    return markdown_table(lines)
 
 
 def score_table(records: Sequence[RunRecord]) -> str:
@@ -112,22 +62,19 @@ def score_table(records: Sequence[RunRecord]) -> str:
     metrics = list(dict.fromkeys(name for record in records for name in numbers_on(record, split)))
     if len(metrics) < 2:
         return ""
-    rows = [[f"network, on {split}", *(metric.replace("_", " ") for metric in metrics)]]
+    lines = [[f"network, on {split}", *(metric.replace("_", " ") for metric in metrics)]]
     for arm, runs in by_arm(records).items():
-        rows.append([arm, *(score_cell(scores_on(runs, split, metric), metric) for metric in metrics)])
-    return markdown_table(rows)
+        lines.append([arm, *(score_cell(scores_on(runs, split, metric), metric) for metric in metrics)])
+    return markdown_table(lines)
 
 
 def score_cell(scores: Sequence[float], metric: str) -> str:
     """Mean ± sample standard deviation; empty without scores."""
-    return " ± ".join(format_score(value, metric) for value in mean_and_deviation(scores)[: len(scores)])
-
-
-def mean_and_deviation(scores: Sequence[float] | np.ndarray) -> tuple[float, float]:
-    """The mean, NaN without scores, and the sample standard deviation, 0 of one score."""
-    if not len(scores):
-        return np.nan, 0.0
-    return float(np.mean(scores)), float(np.std(scores, ddof=1)) if len(scores) > 1 else 0.0
+    if not scores:
+        return ""
+    mean, deviation = mean_and_deviation(scores)
+    cell = format_score(mean, metric)
+    return f"{cell} ± {format_score(deviation, metric)}" if len(scores) > 1 else cell
 
 
 def format_score(value: float | np.floating, metric: str) -> str:
@@ -137,20 +84,13 @@ def format_score(value: float | np.floating, metric: str) -> str:
 def gain_cell(baseline: Sequence[float], scores: Sequence[float], metric: str) -> str:
     if not (baseline and scores):
         return ""
-    before, after = float(np.mean(baseline)), float(np.mean(scores))
-    if metric in ERRORS:
-        return f"{before - after:+.4f}" + (f" / {(before - after) / before:.1%}" if before > 0 else "")
-    return " / ".join(filter(None, (f"{100 * (after - before):+.2f}", error_reduction(before, after))))
-
-
-def write_results(folder: Path, records: Sequence[RunRecord], ablation: str | None = None) -> str:
-    """Writes `results/NAME.json`, the records, and `results/NAME.md`, their tables; returns NAME."""
-    kind = "ensemble" if "ensemble" in records[0].get("settings", ()) else None
-    name = "_".join(filter(None, (records[0]["task"], ablation, kind)))
-    report = results_report(name, records)
-    write_json(folder / "results" / f"{name}.json", {"records": list(records)})
-    write_lines(folder / "results" / f"{name}.md", [report])
-    return name
+    before = float(np.mean(baseline))
+    after = float(np.mean(scores))
+    if metric not in ERRORS:
+        gain, share = f"{100 * (after - before):+.2f}", error_reduction(before, after)
+    else:
+        gain, share = f"{before - after:+.4f}", f"{(before - after) / before:.1%}" if before > 0 else ""
+    return f"{gain} / {share}" if share else gain
 
 
 def results_report(name: str, records: Sequence[RunRecord]) -> str:
@@ -174,43 +114,35 @@ def results_report(name: str, records: Sequence[RunRecord]) -> str:
 
 def type_table(records: Sequence[RunRecord]) -> str:
     """F1 of each type of entity, tag or label on the last split: a row per type, a column per arm."""
-    numbers: dict[str, int] = {}
-    found: dict[tuple[str, str], list[float]] = defaultdict(list)
+    counts: dict[str, int] = {}
+    f1_scores: dict[tuple[str, str], list[float]] = defaultdict(list)
     for record in records:
-        last = record["metrics"][splits_of([record])[-1]]
-        for kind, scores in (last.get("per_type") or last.get("per_label") or {}).items():
-            numbers[kind] = scores["number"]
-            found[kind, record["arm"]].append(scores["f1"])
+        metrics = record["metrics"][splits_of([record])[-1]]
+        for kind, scores in (metrics.get("per_type") or metrics.get("per_label") or {}).items():
+            counts[kind] = scores["number"]
+            f1_scores[kind, record["arm"]].append(scores["f1"])
+    if not counts:
+        return ""
     arms = list(by_arm(records))
-    rows = [["type", "number", *arms]]
-    for kind, count in numbers.items():
-        means = (format_score(np.mean(found[kind, arm]), "f1") if found[kind, arm] else "" for arm in arms)
-        rows.append([kind, f"{count:,}", *means])
-    return markdown_table(rows) if numbers else ""
+    lines = [["type", "number", *arms]]
+    for kind, count in counts.items():
+        groups = [f1_scores[kind, arm] for arm in arms]
+        means = [format_score(np.mean(group), "f1") if group else "" for group in groups]
+        lines.append([kind, f"{count:,}", *means])
+    return markdown_table(lines)
 
 
 def run_table(records: Sequence[RunRecord], metric: str) -> str:
     """A row per run: its score on each split, and its size and time if they were recorded."""
     splits = splits_of(records)
     optional = {"train_samples": "{:,}", "epochs": "{:.1f}", "seconds": "{:.0f}"}
-    rows = [["network", "seed", *splits, *(name.replace("_", " ") for name in optional)]]
+    lines = [["network", "seed", *splits, *(name.replace("_", " ") for name in optional)]]
     for record in records:
         scores = [record["metrics"].get(split, {}).get(metric) for split in splits]
         cells = ["" if score is None else format_score(score, metric) for score in scores]
         cells += ["" if record.get(name) is None else form.format(record[name]) for name, form in optional.items()]
-        rows.append([record["arm"], str(record["seed"]), *cells])
-    return markdown_table(rows)
-
-
-def mean_layer_weights(records: Sequence[RunRecord]) -> dict[str, np.ndarray]:
-    """Mean layer weights by place where ELMo enters, by arm, or by both, as needed to tell them apart."""
-    found: dict[tuple[str, str], list[list[float]]] = {}
-    for record in records:
-        for place, weights in record.get("layer_weights", {}).items():
-            found.setdefault((record["arm"], place), []).append(weights)
-    arms, places = ({key[part] for key in found} for part in (0, 1))
-    labels = {key: key[1] if len(arms) == 1 else key[0] if len(places) == 1 else ", ".join(key) for key in found}
-    return {labels[key]: np.mean(group, axis=0) for key, group in found.items()}
+        lines.append([record["arm"], str(record["seed"]), *cells])
+    return markdown_table(lines)
 
 
 def layer_names(count: int) -> list[str]:
@@ -218,9 +150,11 @@ def layer_names(count: int) -> list[str]:
 
 
 def layer_table(weights: dict[str, np.ndarray]) -> str:
-    columns = [[f"{weight:.3f}" for weight in column] for column in weights.values()]
-    rows = zip(layer_names(len(columns[0])), *columns, strict=True)
-    return markdown_table([["layer", *weights], *rows])
+    layers = np.transpose(list(weights.values()))
+    lines = [["layer", *weights]]
+    for name, layer in zip(layer_names(len(layers)), layers, strict=True):
+        lines.append([name, *(f"{weight:.3f}" for weight in layer)])
+    return markdown_table(lines)
 
 
 def sense_table(senses: dict[str, Any], paper: dict[str, Any] | None = None) -> str:
@@ -234,23 +168,28 @@ def sense_table(senses: dict[str, Any], paper: dict[str, Any] | None = None) -> 
     return percent_table("", columns, paper)
 
 
-def probe_table(found: dict[str, Any], paper: dict[str, Any] | None = None) -> str:
+def probe_table(result: dict[str, Any], paper: dict[str, Any] | None = None) -> str:
     """The result of `elmo probe`: a row per layer and baseline, a column per split and of the paper."""
-    metric, splits = found["metric"], [split for split in SPLITS[1:] if split in found]
-    scores = {split: {name: each[metric] for name, each in found[split]["scores"].items()} for split in splits}
-    return percent_table(metric, scores, paper)
+    metric = result["metric"]
+    columns = {}
+    for split in SPLITS[1:]:
+        if split in result:
+            columns[split] = {name: scores[metric] for name, scores in result[split]["scores"].items()}
+    return percent_table(metric, columns, paper)
 
 
 def percent_table(corner: str, columns: Mapping[str, dict[str, float]], paper: dict[str, Any] | None) -> str:
     """Columns of scores by the name of their row, in percent; the paper's scores are shown as they are."""
-    names = dict.fromkeys(name for scores in columns.values() for name in scores)
-    rows = [[corner, *columns]]
-    for name in names:
-        rows.append([name, *(f"{100 * scores[name]:.1f}" if name in scores else "" for scores in columns.values())])
+    header = [corner, *columns]
     if paper is not None:
-        cells = [f"the paper: {paper['task']}", *(str(paper.get(name, "")) for name in names)]
-        rows = [[*row, cell] for row, cell in zip(rows, cells, strict=True)]
-    return markdown_table(rows)
+        header.append(f"the paper: {paper['task']}")
+    lines = [header]
+    for name in dict.fromkeys(name for scores in columns.values() for name in scores):
+        line = [name, *(f"{100 * scores[name]:.1f}" if name in scores else "" for scores in columns.values())]
+        if paper is not None:
+            line.append(str(paper.get(name, "")))
+        lines.append(line)
+    return markdown_table(lines)
 
 
 def one_line(value: Any, most: int = MOST_ITEMS) -> str:
@@ -282,8 +221,8 @@ def code_span(value: Any) -> str:
 
 def markdown_table(rows: Sequence[Sequence[str]]) -> str:
     """A table with aligned columns. The first row is the header; the first column is left-aligned, the others right."""
-    rows = [[escape_markdown(cell) for cell in row] for row in rows]
-    widths = [max(3, *map(len, column)) for column in zip(*rows, strict=True)]
-    rule = ["-" * (width - 1) + (":" if place else "-") for place, width in enumerate(widths)]
-    form = " | ".join(f"{{:{'>' if place else '<'}{width}}}" for place, width in enumerate(widths))
-    return "\n".join(f"| {form.format(*row)} |" for row in [rows[0], rule, *rows[1:]])
+    header, *body = [[escape_markdown(cell) for cell in row] for row in rows]
+    first, *others = [max(3, *map(len, column)) for column in zip(header, *body, strict=True)]
+    rule = ["-" * first, *("-" * (width - 1) + ":" for width in others)]
+    form = " | ".join([f"{{:<{first}}}", *(f"{{:>{width}}}" for width in others)])
+    return "\n".join(f"| {form.format(*cells)} |" for cells in [header, rule, *body])

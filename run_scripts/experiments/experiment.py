@@ -18,39 +18,33 @@ from transformers import DataCollatorWithPadding, EarlyStoppingCallback
 from transformers.utils import CONFIG_NAME, logging
 
 from modeling_elmo import ELMoConfig, ELMoModel, ELMoTokenizer
-from modeling_elmo.run_scripts.cards.card import CardArguments, without_folders
-from modeling_elmo.run_scripts.cards.tables import (
-    BASELINE_NAME,
-    best_record,
-    layer_names,
-    read_record,
-    splits_of,
-    write_results,
-)
-from modeling_elmo.run_scripts.experiments import reports
-from modeling_elmo.run_scripts.fine_tuning.data import training_share
-from modeling_elmo.run_scripts.fine_tuning.features import FeatureStore, feature_store
-from modeling_elmo.run_scripts.fine_tuning.head import HeadArguments, task_config, task_tokenizer, train_task
-from modeling_elmo.run_scripts.fine_tuning.task import Record, SplitOutput, Task
-from modeling_elmo.run_scripts.fine_tuning.trainer import (
-    TaskTrainer,
-    TaskTrainingArguments,
-    checkpoints_in,
-    last_checkpoint,
-)
-from modeling_elmo.run_scripts.program.command_line import option
-from modeling_elmo.run_scripts.program.files import (
-    check_model,
-    digest,
-    files_named,
-    load_pretrained,
-    model_digest,
-    read_json,
-    sync,
-    write_json,
-)
-from modeling_elmo.run_scripts.program.processes import sole_run
 from modeling_elmo.tokenization.elmo_characters import SPECIAL_WORDS
+
+from ..cards.card import CardArguments, without_folders
+from ..cards.records import BASELINE_NAME, RunRecord, best_record, read_record, splits_of
+from ..cards.results import report, write_results
+from ..cards.tables import layer_names
+from ..fine_tuning.data import training_share
+from ..fine_tuning.features import FeatureStore, feature_store
+from ..fine_tuning.head import HeadArguments, task_config, task_tokenizer, train_task
+from ..fine_tuning.run import (
+    data_digest,
+    different_settings,
+    holds_model,
+    push_model,
+    run_record,
+    run_settings,
+    score_outputs,
+    split_outputs,
+    write_run,
+)
+from ..fine_tuning.task import SplitOutput, Task
+from ..fine_tuning.trainer import TaskTrainer, TaskTrainingArguments, checkpoints_in, last_checkpoint
+from ..program.command_line import option
+from ..program.files import digest, files_named, read_json, sync, write_json
+from ..program.models import check_model, load_pretrained, model_digest
+from ..program.processes import sole_run
+from .reports import PLAN_OUTPUT, RECORDS, add_records, read_records
 
 logger = logging.get_logger(__name__)
 
@@ -68,7 +62,7 @@ REFUSED_WITH_ENSEMBLE = (
     "push_to_hub",
 )
 TOKENIZATION_COLUMNS = ("example_number", "offset_mapping")  # of encodings: which words a row holds
-NOT_COPIED = (reports.RECORDS, "record.json", ".lock", reports.PLAN_OUTPUT)  # the record is written last
+NOT_COPIED = (RECORDS, "record.json", ".lock", PLAN_OUTPUT)  # the record is written last
 
 
 class Arm(NamedTuple):
@@ -129,7 +123,7 @@ class ExperimentArguments(CardArguments):
 
 def run_experiment(
     task: Task, head: HeadArguments, arguments: ExperimentArguments, training: TaskTrainingArguments
-) -> list[Record]:
+) -> list[RunRecord]:
     """Trains all arms and seeds, or averages an ensemble, and writes tables and figures below `output_dir`."""
     check_options(task, head, arguments, training)
     with sole_run(Path(training.output_dir), is_main_process=training.process_index == 0):
@@ -137,9 +131,9 @@ def run_experiment(
         ensemble = arguments.ensemble
         records = [ensemble_record(task, ensemble, training)] if ensemble else experiment.run()
         if training.process_index == 0:
-            reports.report(records, experiment.folder, arguments.ablation)
+            report(records, experiment.folder, arguments.ablation)
             if training.push_to_hub:
-                reports.push_model(experiment.best_folder(records), task, training)
+                push_model(experiment.best_folder(records), task, training)
     return records
 
 
@@ -173,7 +167,7 @@ def check_options(task: Task, head: HeadArguments, arguments: ExperimentArgument
 def is_same_model(begun: dict[str, Any], settings: dict[str, Any]) -> bool:
     """Whether the settings are equal but for names of files, whose digests count, and those that a baseline ignores."""
     ignored = FILE_SETTINGS if settings["use_elmo"] else FILE_SETTINGS + ELMO_SETTINGS
-    return not reports.different_settings(begun, settings, ignored)
+    return not different_settings(begun, settings, ignored)
 
 
 @dataclass
@@ -198,23 +192,23 @@ class Experiment:
         # All arms of a seed, so that a stopped experiment has compared them.
         self.members = list(product(range(self.training.seed, self.training.seed + self.arguments.seeds), self.arms))
 
-    def run(self) -> list[Record]:
+    def run(self) -> list[RunRecord]:
         """Trains the missing models, and returns the record of each, which is in the file once the model is whole."""
         for arm in self.arms:  # a network that cannot be built fails before any training
             with torch.device("meta"):
                 self.task.model_class(task_config(self.task, self.head, len(SPECIAL_WORDS) + 1, None, **arm.overrides))
         for seed, arm in self.members:
             self._check_settings(arm, seed)
-        records: list[Record] = []
+        records: list[RunRecord] = []
         for seed, arm in self.members:
             records.append(self._found(arm, seed) or self._train(arm, seed))
             if self.training.process_index == 0:
-                reports.add_records(self.folder, records)
+                add_records(self.folder, records)
                 if arm is self.arms[-1]:
                     write_results(self.folder, records, self.arguments.ablation)
         return records
 
-    def best_folder(self, records: list[Record]) -> Path:
+    def best_folder(self, records: list[RunRecord]) -> Path:
         """The folder of the best model on the first split, with ELMo if any has it. Its card says how it was chosen."""
         candidates = [record for record in records if record["layer_weights"]] or records
         best = best_record(candidates)
@@ -226,7 +220,7 @@ class Experiment:
             )
         if len(candidates) > 1:
             best = best | {"best_of": len(candidates), "best_on": splits_of([best])[0]}
-            reports.write_run(folder, best, self.arguments, self.training)
+            write_run(folder, best, self.arguments, self.training)
         return folder
 
     def _folder_of(self, arm: str, seed: int) -> Path:
@@ -237,10 +231,11 @@ class Experiment:
         is_alone = len(self.members) == 1 and not first.is_file() and not (inner / "record.json").is_file()
         return self.folder if is_alone else inner
 
-    def _recorded(self, arm: Arm, seed: int) -> Record | None:
-        return next((each for each in reports.read_records(self.folder)[1] if is_member(each, arm.name, seed)), None)
+    def _recorded(self, arm: Arm, seed: int) -> RunRecord | None:
+        _, records = read_records(self.folder)
+        return next((record for record in records if is_member(record, arm.name, seed)), None)
 
-    def _found(self, arm: Arm, seed: int) -> Record | None:
+    def _found(self, arm: Arm, seed: int) -> RunRecord | None:
         """The record of a model that was trained before, here or with the same settings in another experiment."""
         with self.training.main_process_first(desc="looking for the model"):  # the others see what it finds
             if self.training.process_index == 0 and self._recorded(arm, seed) is None:
@@ -255,7 +250,8 @@ class Experiment:
 
         A record without its model, such as those that we ship, is enough for the tables.
         """
-        folder, settings = self._folder_of(arm.name, seed), without_folders(self._settings(arm, seed))
+        folder = self._folder_of(arm.name, seed)
+        settings = without_folders(self._settings(arm, seed))
         places = [self.folder, *map(Path, self.arguments.reuse_from or [])]
         for record, other in chain.from_iterable(map(known_records, places)):
             if not is_same_model(record.get("settings", {}), settings):
@@ -267,33 +263,36 @@ class Experiment:
                 for file in other.iterdir():
                     if file.is_file() and file.name not in NOT_COPIED:
                         shutil.copy2(file, folder / file.name)
-                reports.write_run(folder, record, self.arguments, self.training)
+                write_run(folder, record, self.arguments, self.training)
                 logger.warning(f"{folder} is a copy of {other}, which has the same settings.")
-            reports.add_records(self.folder, [record])
+            add_records(self.folder, [record])
             return
 
     def _check_settings(self, arm: Arm, seed: int):
-        folder, settings = self._folder_of(arm.name, seed), without_folders(self._settings(arm, seed))
+        folder = self._folder_of(arm.name, seed)
+        settings = without_folders(self._settings(arm, seed))
         if record := self._recorded(arm, seed):
             begun = record["settings"]
-        elif reports.holds_model(folder):
+        elif holds_model(folder):
             begun = read_json(folder / SETTINGS) if (folder / SETTINGS).exists() else {}
         else:  # a new model of the arm: only its seed may differ, or its fold
-            folder, records = self.folder, reports.read_records(self.folder)[1]
-            begun = next((each["settings"] for each in records if each["arm"] == arm.name), settings)
-            is_fold = any(begun.get(name) != settings.get(name) for name in SPLIT_SETTINGS)
-            own = ("seed", *(("data_digest", *SPLIT_SETTINGS) if is_fold else ()))
-            begun = begun | {name: settings[name] for name in own if name in settings}
+            folder = self.folder
+            _, records = read_records(folder)
+            begun = next((record["settings"] for record in records if record["arm"] == arm.name), settings)
+            may_differ = ["seed"]
+            if any(begun.get(name) != settings.get(name) for name in SPLIT_SETTINGS):
+                may_differ += ["data_digest", *SPLIT_SETTINGS]
+            begun = begun | {name: settings[name] for name in may_differ if name in settings}
         if not is_same_model(begun, settings):
             raise FileExistsError(
-                f"{folder} was made with other settings: {reports.different_settings(begun, settings)}. Pass another "
+                f"{folder} was made with other settings: {different_settings(begun, settings)}. Pass another "
                 "--output_dir, or delete the folder."
             )
 
     def _settings(self, arm: Arm, seed: int) -> dict[str, Any]:
         """All options that the scores of a model depend on."""
         return {
-            **reports.run_settings(self.task, self.head, self.training),
+            **run_settings(self.task, self.head, self.training),
             "early_stopping_patience": self.arguments.early_stopping_patience,
             **self._digests[arm.overrides.get("use_elmo", True)],
             **arm.overrides,
@@ -304,15 +303,17 @@ class Experiment:
     @cached_property
     def _digests(self) -> dict[bool, dict[str, str]]:
         """The digests of what a model reads, with ELMo and without: a file may change and keep its name."""
-        found = {"data_digest": reports.data_digest(self.task)}
+        digests = {"data_digest": data_digest(self.task)}
         if self.word_vectors is not None:
             parts = (json.dumps(self.word_vectors.words).encode(), self.word_vectors.vectors.tobytes())
-            found["word_vectors_digest"] = digest(parts)
+            digests["word_vectors_digest"] = digest(parts)
         name = self.head.model_name_or_path
-        models = {use_elmo: model_digest(name, is_baseline=not use_elmo) for use_elmo in (True, False)}
-        return {use_elmo: found | {"model_digest": model} for use_elmo, model in models.items()}
+        return {
+            use_elmo: digests | {"model_digest": model_digest(name, is_baseline=not use_elmo)}
+            for use_elmo in (True, False)
+        }
 
-    def _train(self, arm: Arm, seed: int) -> Record:
+    def _train(self, arm: Arm, seed: int) -> RunRecord:
         folder = self._folder_of(arm.name, seed)
         begun = last_checkpoint(folder)
         start = time.monotonic() if begun is None else None
@@ -322,7 +323,8 @@ class Experiment:
         train = self.task.data["train"].select(share)
         tokenizer = task_tokenizer(self.task, self.head, train, self.word_vectors)
         splits = self._encoded(tokenizer)
-        chosen, numbers = set(share), splits["train"]["example_number"]
+        chosen = set(share)
+        numbers = splits["train"]["example_number"]
         splits["train"] = splits["train"].select([row for row, number in enumerate(numbers) if number in chosen])
         store = self.features if arm.overrides.get("use_elmo", True) else None
         changes: dict[str, Any] = {
@@ -332,14 +334,15 @@ class Experiment:
             # Stored layers are found by `text_number`.
             "remove_unused_columns": store is None and self.trainer_arguments.remove_unused_columns,
         }
-        arguments, patience = replace(self.trainer_arguments, **changes), self.arguments.early_stopping_patience
+        arguments = replace(self.trainer_arguments, **changes)
+        patience = self.arguments.early_stopping_patience
         callbacks = None if patience is None else [EarlyStoppingCallback(patience)]
         inputs = arguments, tokenizer, splits, self.word_vectors, begun, store, callbacks
         trainer = train_task(self.task, self.head, *inputs, **arm.overrides)
-        record = reports.run_record(trainer, self.task, splits, self._settings(arm, seed), start)
+        record = run_record(trainer, self.task, splits, self._settings(arm, seed), start)
         record |= {"arm": arm.name, "train_samples": len(share)}
         if trainer.is_world_process_zero():
-            reports.write_run(folder, record, self.arguments, self.training)
+            write_run(folder, record, self.arguments, self.training)
             sync(folder)
             for checkpoint in checkpoints_in(folder).values():  # the folder itself holds the best of them now
                 shutil.rmtree(checkpoint)
@@ -361,21 +364,21 @@ class Experiment:
         model.to(self.training.device)
         splits = self._encoded(tokenizer).values()
         columns = set.intersection(*(set(rows.column_names) for rows in splits)) - {*self.task.head_columns}
-        rows = concatenate_datasets([each.select_columns(sorted(columns)) for each in splits])
+        all_rows = concatenate_datasets([rows.select_columns(sorted(columns)) for rows in splits])
         with self.training.main_process_first(desc="computing the biLM's layers"):
-            return feature_store(self.folder / "features", model, rows, DataCollatorWithPadding(tokenizer))
+            return feature_store(self.folder / "features", model, all_rows, DataCollatorWithPadding(tokenizer))
 
 
-def is_member(record: Record, arm: str, seed: int) -> bool:
+def is_member(record: RunRecord, arm: str, seed: int) -> bool:
     return (record["arm"], record["seed"]) == (arm, seed)
 
 
-def known_records(folder: Path) -> Iterator[tuple[Record, Path | None]]:
+def known_records(folder: Path) -> Iterator[tuple[RunRecord, Path | None]]:
     """The records below a folder: first those of models, with their folders, and then all that experiments keep."""
     for path in files_named("record.json", folder):
         yield read_record(path), path.parent
-    for path in files_named(reports.RECORDS, folder):
-        yield from ((record, None) for record in reports.read_records(path.parent)[1])
+    for path in files_named(RECORDS, folder):
+        yield from ((record, None) for record in read_records(path.parent)[1])
 
 
 def number_rows(splits: dict[str, Dataset]) -> dict[str, Dataset]:
@@ -384,7 +387,7 @@ def number_rows(splits: dict[str, Dataset]) -> dict[str, Dataset]:
     return {split: rows.add_column("text_number", range(first, first + len(rows))) for first, (split, rows) in pairs}
 
 
-def ensemble_record(task: Task, folders: Sequence[str], training: TaskTrainingArguments) -> Record:
+def ensemble_record(task: Task, folders: Sequence[str], training: TaskTrainingArguments) -> RunRecord:
     """The record of an ensemble: the mean of the probabilities of several models. Writes its predictions."""
     if len({*map(os.path.realpath, folders)}) < len(folders):
         raise ValueError(f"--ensemble {' '.join(folders)} has a model twice; pass it once.")
@@ -396,7 +399,7 @@ def ensemble_record(task: Task, folders: Sequence[str], training: TaskTrainingAr
         "arm": f"ensemble of {len(folders)}",
         "seed": 0,
         "metric": task.metric,
-        "metrics": reports.score_outputs(task, outputs, path, training.process_index == 0),
+        "metrics": score_outputs(task, outputs, path, training.process_index == 0),
         "layer_weights": {},
         "settings": {"ensemble": without_folders(list(folders))},
     }
@@ -415,7 +418,7 @@ def member_outputs(task: Task, folder: str, training: TaskTrainingArguments) -> 
     arguments = training.for_trainer(task.metric, has_validation=False)
     trainer = TaskTrainer(model, arguments, task.collator(tokenizer))
     splits = task.encode_splits(tokenizer, [name for name in task.data if name != "train"])
-    return reports.split_outputs(trainer, task, splits)
+    return split_outputs(trainer, task, splits)
 
 
 def average_outputs(task: Task, members: Sequence[SplitOutput], folders: Sequence[str]) -> SplitOutput:

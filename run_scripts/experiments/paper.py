@@ -28,18 +28,16 @@ from typing import Any, NamedTuple
 import torch
 
 from modeling_elmo import ELMoConfig
-from modeling_elmo.run_scripts.experiments.experiment import ABLATIONS, Arm, experiment_arms
-from modeling_elmo.run_scripts.experiments.paper_page import PlanEntry, page_parts, paper_page, update_page
-from modeling_elmo.run_scripts.experiments.reports import (
-    PLAN_OUTPUT,
-    different_settings,
-    read_records,
-    write_records,
-)
-from modeling_elmo.run_scripts.fine_tuning.tasks import TASKS
-from modeling_elmo.run_scripts.program.command_line import option
-from modeling_elmo.run_scripts.program.files import check_model, model_digest, read_json, write_lines
-from modeling_elmo.run_scripts.program.processes import sole_run
+
+from ..fine_tuning.run import different_settings
+from ..fine_tuning.tasks import TASKS
+from ..program.command_line import option
+from ..program.files import read_json, write_lines
+from ..program.models import check_model, model_digest
+from ..program.processes import sole_run
+from .experiment import ABLATIONS, Arm, experiment_arms
+from .paper_page import PlanEntry, page_parts, paper_page, update_page
+from .reports import PLAN_OUTPUT, read_records, write_records
 
 PLAN = Path(__file__).with_name("paper_plan.json")
 PLAN_PROGRAMS = ("pretrain", "reproduce", "senses", "neighbors", "probe")
@@ -89,8 +87,8 @@ class PlannedExperiment(NamedTuple):
 
     def models_found(self, records: Sequence[dict[str, Any]]) -> int:
         """How many of the planned models have records."""
-        found = Counter(record["arm"] for record in records)
-        return sum(min(found[arm], self.runs) for arm in self.arms)
+        counts = Counter(record["arm"] for record in records)
+        return sum(min(counts[arm], self.runs) for arm in self.arms)
 
 
 def run_plan(arguments: PaperArguments) -> list[dict[str, Any]]:
@@ -115,36 +113,44 @@ def run_plan(arguments: PaperArguments) -> list[dict[str, Any]]:
     else:
         with sole_run(output):
             run_missing(plan, experiments, arguments)
-    return [record for each in experiments if each.arms for record in read_records(each.folder)[1]]
+    return [record for experiment in experiments if experiment.arms for record in read_records(experiment.folder)[1]]
 
 
 def run_missing(plan: Sequence[PlanEntry], experiments: Sequence[PlannedExperiment], arguments: PaperArguments):
-    missing = [each for each in experiments if not each.is_finished()]
-    needed = {each.settings["bilm"] for each in missing}
-    for each in experiments:  # a record without its model, from another disk: the model is needed again
-        if each.name in needed and each not in missing and not (each.folder / TRAINED_BILM / "config.json").is_file():
-            missing.append(each)
+    missing = [experiment for experiment in experiments if not experiment.is_finished()]
+    needed = {experiment.settings["bilm"] for experiment in missing}
+    for experiment in experiments:
+        # A record without its model, from another disk: the model is needed again.
+        has_model = (experiment.folder / TRAINED_BILM / "config.json").is_file()
+        if experiment.name in needed and experiment not in missing and not has_model:
+            missing.append(experiment)
     print(f"{len(experiments)} experiments, {len(experiments) - len(missing)} of them finished before")
     command = partial(run_command, threads=max(1, torch.get_num_threads() // arguments.processes))
     failed = []
     try:
         for are_first in (True, False):  # others may take a biLM that one of the first has trained
-            wave = [each for each in missing if (each.settings["program"] == "pretrain") is are_first]
+            wave = [experiment for experiment in missing if (experiment.settings["program"] == "pretrain") is are_first]
             with ThreadPoolExecutor(arguments.processes) as pool:  # Ctrl-C reaches the commands, too; no other begins
-                failed += [each for each, status in zip(wave, pool.map(command, wave), strict=True) if status]
+                statuses = pool.map(command, wave)
+                failed += [experiment for experiment, status in zip(wave, statuses, strict=True) if status]
     finally:
         write_page(plan, arguments)
     if failed:
-        reasons = "\n".join(f"{each.name}: {last_line(each)} (see {each.folder / PLAN_OUTPUT})" for each in failed)
-        raise ChildProcessError(f"{len(failed)} experiments have failed. The same command repeats them.\n{reasons}")
+        lines = [f"{len(failed)} experiments have failed. The same command repeats them."]
+        lines += [
+            f"{experiment.name}: {last_line(experiment)} (see {experiment.folder / PLAN_OUTPUT})"
+            for experiment in failed
+        ]
+        raise ChildProcessError("\n".join(lines))
 
 
 def begun_with(entry: PlanEntry, digest: str) -> dict[str, Any]:
     """What the results of an experiment depend on. `digest` is the digest of the model."""
     options = {name: value for name, value in entry["options"].items() if name != "seeds"}
-    kept = {"program": entry["program"], "bilm": entry.get("bilm"), "model_digest": digest}
-    kept |= {"folds": entry["folds"]} if "folds" in entry else {}
-    return kept | entry["files"] | options
+    settings = {"program": entry["program"], "bilm": entry.get("bilm"), "model_digest": digest}
+    if "folds" in entry:
+        settings["folds"] = entry["folds"]
+    return settings | entry["files"] | options
 
 
 def check_begun(plan: Sequence[PlanEntry], output: Path, digest: str):
@@ -202,11 +208,14 @@ def planned(entry: PlanEntry, arguments: PaperArguments, digest: str) -> Planned
     """The commands of an entry. `digest` is the digest of the model."""
     program, *words = entry["program"].split()
     output = Path(arguments.output_dir)
-    folder, options, answer = output / entry["name"], dict(entry["options"]), None
+    folder = output / entry["name"]
+    options = dict(entry["options"])
+    answer = None
     arms: list[Arm] = []
     seeds = arguments.seeds or options.get("seeds", 1)
-    named = {name: each if isinstance(each, list) else [each] for name, each in entry["files"].items()}
-    files = {name: [Path(arguments.data, file) for file in each] for name, each in named.items()}
+    files: dict[str, list[Path]] = {}
+    for name, value in entry["files"].items():
+        files[name] = [Path(arguments.data, file) for file in (value if isinstance(value, list) else [value])]
     if absent := [path for path in chain(*files.values()) if not path.is_file()]:
         raise FileNotFoundError(
             f"{absent[0]}, of the experiment {entry['name']}, does not exist. Put it there, or leave the experiment "
@@ -217,7 +226,8 @@ def planned(entry: PlanEntry, arguments: PaperArguments, digest: str) -> Planned
         trained = folder / TRAINED_BILM
         answer = trained / "results" / "pretraining.json"
         options |= {"model_name_or_path": model, "output_dir": trained}
-        options |= {"resume_from_checkpoint": "last"} if any(trained.glob("checkpoint-*")) else {}
+        if any(trained.glob("checkpoint-*")):
+            options["resume_from_checkpoint"] = "last"
     elif program == "reproduce":
         layers = ELMoConfig.from_pretrained(arguments.model_name_or_path).num_hidden_layers
         arms = experiment_arms(
@@ -236,10 +246,13 @@ def planned(entry: PlanEntry, arguments: PaperArguments, digest: str) -> Planned
         options |= {"use_cpu": True} if program in ("pretrain", "reproduce") else {"device": "cpu"}
     words += map(str, files.pop("text", []))
     command = [sys.executable, "-m", "modeling_elmo.run_scripts.modeling_elmo_cli", program, *words]
-    each_fold = [fold_options(fold, entry["folds"]) for fold in range(entry["folds"])] if "folds" in entry else [{}]
-    commands = [[*command, *option_words(files | options | fold)] for fold in each_fold]
-    names, runs = [arm.name for arm in arms], entry.get("folds", seeds)
-    return PlannedExperiment(entry["name"], commands, folder, names, runs, answer, begun_with(entry, digest))
+    changes: list[dict[str, Any]] = [{}]
+    if "folds" in entry:
+        changes = [fold_options(fold, entry["folds"]) for fold in range(entry["folds"])]
+    commands = [[*command, *option_words(files | options | of_fold)] for of_fold in changes]
+    arm_names = [arm.name for arm in arms]
+    runs = entry.get("folds", seeds)
+    return PlannedExperiment(entry["name"], commands, folder, arm_names, runs, answer, begun_with(entry, digest))
 
 
 def fold_options(fold: int, folds: int) -> dict[str, Any]:
@@ -268,7 +281,7 @@ def run_command(experiment: PlannedExperiment, threads: int) -> int:
     write_records(folder, experiment.settings, read_records(folder)[1])
     environment = {"OMP_NUM_THREADS": str(threads), **os.environ}
     with (folder / PLAN_OUTPUT).open("ab") as log:
-        runs = (subprocess.run(each, stdout=log, stderr=log, env=environment) for each in experiment.commands)
+        runs = (subprocess.run(words, stdout=log, stderr=log, env=environment) for words in experiment.commands)
         status = next((run.returncode for run in runs if run.returncode), 0)
     if status == 0 and experiment.answer:
         write_records(folder, experiment.settings, [read_json(experiment.answer)])
@@ -278,7 +291,8 @@ def run_command(experiment: PlannedExperiment, threads: int) -> int:
 
 def progress_line(experiment: PlannedExperiment) -> str:
     """How much of an experiment is finished, and how long a model of it takes."""
-    records, finished = read_records(experiment.folder)[1], experiment.is_finished()
+    _, records = read_records(experiment.folder)
+    finished = experiment.is_finished()
     parts = [f"{experiment.name}: {'finished' if finished else 'not finished'}"]
     if experiment.arms:
         of_all = f"{experiment.models_found(records)} of {len(experiment.arms) * experiment.runs}"

@@ -9,22 +9,12 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from modeling_elmo.run_scripts.cards.bilm_card import published_evaluation
-from modeling_elmo.run_scripts.cards.figures import draw_layer_weights
-from modeling_elmo.run_scripts.cards.tables import (
-    RunRecord,
-    by_arm,
-    error_reduction,
-    layer_table,
-    markdown_table,
-    mean_layer_weights,
-    probe_table,
-    score_cell,
-    sense_table,
-    splits_of,
-)
-from modeling_elmo.run_scripts.experiments.reports import results_of
-from modeling_elmo.run_scripts.program.files import write_lines
+from ..cards.bilm_card import published_evaluation
+from ..cards.figures import draw_layer_weights
+from ..cards.records import RunRecord, by_arm, mean_layer_weights, splits_of
+from ..cards.tables import error_reduction, layer_table, markdown_table, probe_table, score_cell, sense_table
+from ..program.files import write_lines
+from .reports import results_of
 
 PAGE_BEGIN, PAGE_END = "<!-- elmo reproduce all: begin -->", "<!-- elmo reproduce all: end -->"
 FIGURE = "layer_weights.png"
@@ -62,47 +52,55 @@ def paper_page(plan: Sequence[PlanEntry], output: Path, others: Sequence[Path] =
 
     `output` has a folder for each experiment; so have `others`, of other biLMs, for more columns of Table 1.
     """
-    every = {entry["name"]: results_of(output / entry["name"]) for entry in plan}
-    found = {name: results for name, results in every.items() if results is not None}
+    all_results: dict[str, Any] = {}
+    absent = []
+    for entry in plan:
+        results = results_of(output / entry["name"])
+        if results is None:
+            absent.append(entry["name"])
+        else:
+            all_results[entry["name"]] = results
     parts = [
         "Scores are in percent on the last split: the mean ± sample standard deviation over the runs, which have "
         "different seeds. Lines that name the paper (Peters et al. 2018) have its scores, which are of other data."
     ]
-    for heading, paragraphs in page_sections(plan, found, output, others):
+    for heading, paragraphs in page_sections(plan, all_results, output, others):
         if body := "\n\n".join(filter(None, paragraphs)):
             parts += [f"## {heading}", body]
-    absent = [name for name in every if name not in found]
-    return "\n\n".join([*parts, *([f"Without results so far: {', '.join(absent)}."] if absent else [])])
+    if absent:
+        parts.append(f"Without results so far: {', '.join(absent)}.")
+    return "\n\n".join(parts)
 
 
 def page_sections(
-    plan: Sequence[PlanEntry], found: dict[str, Any], output: Path, others: Sequence[Path]
+    plan: Sequence[PlanEntry], all_results: dict[str, Any], output: Path, others: Sequence[Path]
 ) -> Iterator[tuple[str, Iterable[str]]]:
     """The headings with their paragraphs; a section without results has none."""
-    entries = [entry for entry in plan if entry["name"] in found]
+    entries = [entry for entry in plan if entry["name"] in all_results]
     tables: dict[str, list[PlanEntry]] = defaultdict(list)
     for entry in entries:
         tables[entry["table"]].append(entry)
-    claims = table_if_rows(CLAIM_COLUMNS, claim_rows(entries, found))
+    claims = table_if_rows(CLAIM_COLUMNS, claim_rows(entries, all_results))
     yield "Which claims of the paper hold here?", [EXPLANATION_OF_CLAIMS, claims] if claims else []
-    yield TABLE_1, [gains_table(tables["1"], found, others)]
-    yield "Table 2: how are the layers weighted?", arms_tables(tables["2"], found, output)
-    yield "Table 3: where does ELMo enter the network?", arms_tables(tables["3"], found, output)
-    yield "Table 4: what are the nearest uses of a word?", [neighbors_list(found[each["name"]]) for each in tables["4"]]
+    yield TABLE_1, [gains_table(tables["1"], all_results, others)]
+    yield "Table 2: how are the layers weighted?", arms_tables(tables["2"], all_results, output)
+    yield "Table 3: where does ELMo enter the network?", arms_tables(tables["3"], all_results, output)
+    neighbors = [neighbors_list(all_results[entry["name"]]) for entry in tables["4"]]
+    yield "Table 4: what are the nearest uses of a word?", neighbors
     for number, what, table_of in (("5", "word senses", sense_table), ("6", "parts of speech", probe_table)):
-        answers = [table_of(found[each["name"]], each.get("paper")) for each in tables[number]]
+        answers = [table_of(all_results[entry["name"]], entry.get("paper")) for entry in tables[number]]
         yield f"Table {number}: which layer knows {what}?", answers
     title = "Section 3.4: does further training on the text of a task help?"
-    yield title, domain_tables(tables["domain"], plan, found)
-    yield "Figure 1: how much training data is needed?", arms_tables(tables["figure 1"], found, output)
-    yield "How many epochs are needed?", [table_if_rows(EPOCH_COLUMNS, epoch_rows(tables["1"], found))]
-    yield "Figure 2: which layers do the tasks take?", weights_of_tasks(tables["1"], found, output)
+    yield title, domain_tables(tables["domain"], plan, all_results)
+    yield "Figure 1: how much training data is needed?", arms_tables(tables["figure 1"], all_results, output)
+    yield "How many epochs are needed?", [table_if_rows(EPOCH_COLUMNS, epoch_rows(tables["1"], all_results))]
+    yield "Figure 2: which layers do the tasks take?", weights_of_tasks(tables["1"], all_results, output)
 
 
 def table_if_rows(header: list[str], rows: Iterable[list[str]]) -> str:
     """A Markdown table; empty without rows below the header."""
-    rows = [header, *rows]
-    return markdown_table(rows) if len(rows) > 1 else ""
+    body = list(rows)
+    return markdown_table([header, *body]) if body else ""
 
 
 def page_parts(path: Path) -> list[str]:
@@ -142,7 +140,7 @@ def runs_of(arms: Iterable[Sequence | dict]) -> str:
     return f"{' to '.join(map(str, dict.fromkeys((numbers[0], numbers[-1]))))} run{'s' * (numbers[-1] > 1)}"
 
 
-def gains_table(entries: Sequence[PlanEntry], found: dict[str, Any], others: Sequence[Path]) -> str:
+def gains_table(entries: Sequence[PlanEntry], all_results: dict[str, Any], others: Sequence[Path]) -> str:
     """Each task without and with ELMo, and the share of the errors that is gone. An arm without runs has no figure.
 
     Another biLM has two more columns: its score, and the share of the errors over the seeds that the baseline has, too.
@@ -151,7 +149,7 @@ def gains_table(entries: Sequence[PlanEntry], found: dict[str, Any], others: Seq
     header += [title for folder in others for title in (f"with {folder.name}", "error reduction")]
     rows = []
     for entry in entries:
-        records = found[entry["name"]]
+        records = all_results[entry["name"]]
         metric, runs = records[0]["metric"], len({record["seed"] for record in records})
         baseline = by_seed(records, "baseline")
         cells = [entry["title"], str(runs), score_cell([*baseline.values()], metric)]
@@ -159,7 +157,7 @@ def gains_table(entries: Sequence[PlanEntry], found: dict[str, Any], others: Seq
             scores = by_seed(of_bilm, "elmo")
             number = "" if len(scores) in (0, runs) else f" ({runs_of([scores])})"
             both = of_shared_seeds(baseline, scores)
-            reduction = error_reduction(*(float(np.mean(each)) for each in both)) if both[0] else ""
+            reduction = error_reduction(*(float(np.mean(values)) for values in both)) if both[0] else ""
             cells += [score_cell([*scores.values()], metric) + number, reduction]
         rows.append(cells)
         if "paper" in entry:
@@ -170,60 +168,63 @@ def gains_table(entries: Sequence[PlanEntry], found: dict[str, Any], others: Seq
     return table_if_rows(header, rows)
 
 
-def domain_tables(entries: Sequence[PlanEntry], plan: Sequence[PlanEntry], found: dict[str, Any]) -> Iterator[str]:
+def domain_tables(
+    entries: Sequence[PlanEntry], plan: Sequence[PlanEntry], all_results: dict[str, Any]
+) -> Iterator[str]:
     """Perplexities before and after further training, and scores of tasks with either biLM, of the seeds of both."""
     texts, tasks = [], []
     titles = {entry["name"]: entry["title"] for entry in plan}
     for entry in entries:
-        results, paper = found[entry["name"]], entry.get("paper")
+        results, paper = all_results[entry["name"]], entry.get("paper")
         if "bilm" not in entry:
-            measured = [each for each in results["log"] if "perplexity" in each]
-            both = measured[0], published_evaluation(measured, results["published_step"])
-            texts.append([entry["title"], *(f"{each['perplexity']:.1f}" for each in both)])
-            texts += [[f"the paper: {paper['task']}", *map(str, paper["perplexities"])]] if paper else []
+            evaluations = [logged for logged in results["log"] if "perplexity" in logged]
+            both = evaluations[0], published_evaluation(evaluations, results["published_step"])
+            texts.append([entry["title"], *(f"{evaluation['perplexity']:.1f}" for evaluation in both)])
+            if paper:
+                texts.append([f"the paper: {paper['task']}", *map(str, paper["perplexities"])])
             continue
-        pair = of_shared_seeds(*(by_seed(each, "elmo") for each in (found.get(entry["beside"]), results)))
+        pair = of_shared_seeds(by_seed(all_results.get(entry["beside"]), "elmo"), by_seed(results, "elmo"))
         if pair[0]:
             cells = [score_cell(scores, results[0]["metric"]) for scores in pair]
             tasks.append([f"{entry['title']}, after {titles[entry['bilm']]}", runs_of(pair), *cells])
-            published = [str(paper[name]) for name in (AS_IT_WAS, FURTHER)] if paper else []
-            tasks += [[f"the paper: {paper['task']}", "", *published]] if paper else []
+            if paper:
+                tasks.append([f"the paper: {paper['task']}", "", str(paper[AS_IT_WAS]), str(paper[FURTHER])])
     yield table_if_rows(["text", "perplexity before", "after"], texts)
     yield table_if_rows(["task", "runs", AS_IT_WAS, FURTHER], tasks)
 
 
-def arms_tables(entries: Sequence[PlanEntry], found: dict[str, Any], output: Path) -> Iterator[str]:
+def arms_tables(entries: Sequence[PlanEntry], all_results: dict[str, Any], output: Path) -> Iterator[str]:
     """The scores of each arm, those of the paper below, and the pictures of Figure 1."""
     for entry in entries:
-        arms = by_arm(found[entry["name"]])
+        arms = by_arm(all_results[entry["name"]])
         scores = [score_cell([*map(last_score, runs)], runs[0]["metric"]) for runs in arms.values()]
         rows = [[entry["title"], *arms], [runs_of(arms.values()), *scores]]
         if "paper" in entry:
             rows.append([f"the paper: {entry['paper']['task']}", *(str(entry["paper"].get(arm, "")) for arm in arms)])
-        if all(record.get("curve") for record in found[entry["name"]]):
+        if all(record.get("curve") for record in all_results[entry["name"]]):
             epochs = ([best_epoch(record["curve"]) for record in runs] for runs in arms.values())
-            rows.append(["epochs until the best score", *(f"{np.mean(each):.1f}" for each in epochs)])
+            rows.append(["epochs until the best score", *(f"{np.mean(of_arm):.1f}" for of_arm in epochs)])
         yield markdown_table(rows)
         pictures = (output / entry["name"]).glob("results/*_data.png")
         yield from (f"![{entry['title']}]({path.relative_to(output).as_posix()})" for path in pictures)
 
 
-def neighbors_list(found: dict[str, Any]) -> str:
-    rows = [[f"a use of {found['word']}", "cosine", "its nearest use"]]
-    if "word_vectors" in found:
-        (word, _), *others = found["word_vectors"]
+def neighbors_list(answer: dict[str, Any]) -> str:
+    rows = [[f"a use of {answer['word']}", "cosine", "its nearest use"]]
+    if "word_vectors" in answer:
+        (word, _), *others = answer["word_vectors"]
         cosines = f"{others[0][1]:.2f} to {others[-1][1]:.2f}"
         rows.append([f"{word}, without a context", cosines, ", ".join(name for name, _ in others)])
-    for query in found["queries"]:
+    for query in answer["queries"]:
         for number, (cosine, use) in enumerate(query["neighbors"]):
             rows.append(["" if number else query["use"], f"{cosine:.2f}", use])
     return markdown_table(rows)
 
 
-def weights_of_tasks(entries: Sequence[PlanEntry], found: dict[str, Any], output: Path) -> Iterator[str]:
+def weights_of_tasks(entries: Sequence[PlanEntry], all_results: dict[str, Any], output: Path) -> Iterator[str]:
     """The layer weights that the tasks have learned, as a table and a picture."""
-    records = [{**record, "arm": entry["name"]} for entry in entries for record in found[entry["name"]]]
-    runs = [each for each in records if each.get("settings", {}).get("scalar_mix_mode", "learned") == "learned"]
+    records = [{**record, "arm": entry["name"]} for entry in entries for record in all_results[entry["name"]]]
+    runs = [run for run in records if run.get("settings", {}).get("scalar_mix_mode", "learned") == "learned"]
     if weights := mean_layer_weights(runs):
         yield layer_table(weights)
         if draw_layer_weights(runs, output / FIGURE):
@@ -271,18 +272,18 @@ def layer_gain(results: dict[str, Any]) -> Gain | None:
     return Gain(after - before, float(norm.ppf((1 + CONFIDENCE) / 2) * error), 0)
 
 
-def verdict(found: Gain, expected: float) -> str:
+def verdict(measured: Gain, expected: float) -> str:
     """Whether a gain has the sign of `expected`, if its interval excludes 0."""
-    if found.margin is None or abs(found.mean) <= found.margin:
+    if measured.margin is None or abs(measured.mean) <= measured.margin:
         return "inconclusive"
-    return "yes" if found.mean * expected > 0 else "no"
+    return "yes" if measured.mean * expected > 0 else "no"
 
 
-def claim_rows(entries: Sequence[PlanEntry], found: dict[str, Any]) -> Iterator[list[str]]:
+def claim_rows(entries: Sequence[PlanEntry], all_results: dict[str, Any]) -> Iterator[list[str]]:
     """A row for each change of each task that was measured. The paper gains where it has no figure for the task."""
     for entry in entries:
         paper = entry.get("paper", {})
-        for before, after, measured in gains_of(entry, found):
+        for before, after, measured in gains_of(entry, all_results):
             if measured is None:
                 continue
             published = round(paper[after] - paper[before], 2) if {before, after} <= paper.keys() else None
@@ -292,24 +293,24 @@ def claim_rows(entries: Sequence[PlanEntry], found: dict[str, Any]) -> Iterator[
             yield [entry["title"], f"{before} → {after}", *cells]
 
 
-def gains_of(entry: PlanEntry, found: dict[str, Any]) -> Iterator[tuple[str, str, Gain | None]]:
-    results, table = found[entry["name"]], entry["table"]
+def gains_of(entry: PlanEntry, all_results: dict[str, Any]) -> Iterator[tuple[str, str, Gain | None]]:
+    results, table = all_results[entry["name"]], entry["table"]
     if table in ("5", "6"):
         yield *LAYERS, layer_gain(results)
     elif "beside" in entry:
-        yield AS_IT_WAS, FURTHER, gain(by_seed(found.get(entry["beside"]), "elmo"), by_seed(results, "elmo"))
+        yield AS_IT_WAS, FURTHER, gain(by_seed(all_results.get(entry["beside"]), "elmo"), by_seed(results, "elmo"))
     else:
         for before, after in CHANGES.get(table, []):
             yield before, after, gain(by_seed(results, before), by_seed(results, after))
 
 
-def epoch_rows(entries: Sequence[PlanEntry], found: dict[str, Any]) -> Iterator[list[str]]:
+def epoch_rows(entries: Sequence[PlanEntry], all_results: dict[str, Any]) -> Iterator[list[str]]:
     """How soon the arm with ELMo is as good as the baseline ever is, where there are learning curves of both.
 
     Every figure is a mean over seeds. A seed whose ELMo never reaches the baseline's best leaves the last cell empty.
     """
     for entry in entries:
-        curves = (by_seed(found[entry["name"]], arm, lambda each: each.get("curve")) for arm in ARMS_OF_TABLE_1)
+        curves = (by_seed(all_results[entry["name"]], arm, lambda run: run.get("curve")) for arm in ARMS_OF_TABLE_1)
         pairs = [pair for pair in zip(*of_shared_seeds(*curves), strict=True) if all(pair)]
         if pairs:
             best = [f"{np.mean([best_epoch(curve) for curve in of_arm]):.1f}" for of_arm in zip(*pairs, strict=True)]

@@ -16,11 +16,12 @@ import pandas as pd  # noqa: E402
 from starlette.middleware import Middleware  # noqa: E402
 from starlette.middleware.trustedhost import TrustedHostMiddleware  # noqa: E402
 
-from modeling_elmo.prediction import Prediction  # noqa: E402
-from modeling_elmo.run_scripts.explorer import readings  # noqa: E402
-from modeling_elmo.run_scripts.explorer.readings import OpenModel, SimilarUses, open_model  # noqa: E402
-from modeling_elmo.run_scripts.pretraining.corpus import Corpus  # noqa: E402
+from modeling_elmo.prediction import Prediction
 from modeling_elmo.tokenization.elmo_characters import UNK_WORD  # noqa: E402
+
+from ..pretraining.corpus import Corpus  # noqa: E402
+from . import readings  # noqa: E402
+from .readings import OpenModel, SimilarUses, open_model  # noqa: E402
 
 TITLE = "ELMo explorer"
 # Texts to start with, for models of these languages.

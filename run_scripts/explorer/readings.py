@@ -15,12 +15,13 @@ import transformers
 import modeling_elmo  # noqa: F401 (registers ELMo with the Auto classes)
 from modeling_elmo.heads.role_labeler_pipeline import role_spans
 from modeling_elmo.prediction import Prediction, predict_texts, score_texts
-from modeling_elmo.run_scripts.cards.figures import principal_plane
-from modeling_elmo.run_scripts.cards.tables import layer_names
-from modeling_elmo.run_scripts.pretraining.corpus import Corpus, words_of
-from modeling_elmo.run_scripts.program.files import check_model, load_pretrained
-from modeling_elmo.run_scripts.vectors.embedding import embed_sentences, load_model_and_tokenizer
-from modeling_elmo.run_scripts.vectors.neighbors import WordUse, find_uses, nearest_uses, normalize, use_vectors
+
+from ..cards.figures import principal_plane
+from ..cards.tables import layer_names
+from ..pretraining.corpus import Corpus, words_of
+from ..program.models import check_model, load_pretrained
+from ..vectors.embedding import embed_sentences, load_model_and_tokenizer
+from ..vectors.neighbors import WordUse, find_uses, nearest_uses, normalize, use_vectors
 
 LONGEST_TEXT = 2000  # characters: an answer stays a matter of seconds, also with the largest models
 LONGEST_SENTENCE = 100  # words, for semantic roles: each word may be a predicate, for which all are read again

@@ -19,18 +19,12 @@ from datasets import Dataset, DatasetDict, Features
 from datasets.exceptions import DatasetGenerationError
 from transformers.utils import logging
 
-from modeling_elmo.run_scripts.program.command_line import option, refuse_unread
-from modeling_elmo.run_scripts.program.data_files import LocatedRow, Location, RowReader, format_suffix
-from modeling_elmo.run_scripts.program.files import (
-    ROWS_AT_ONCE,
-    digest,
-    load_dataset,
-    refuse_folder_or_pipe,
-    refuse_training_data,
-    saved_splits,
-    split_parts,
-)
 from modeling_elmo.tokenization import elmo_pretokenization
+
+from ..program.command_line import option, refuse_unread
+from ..program.data_files import LocatedRow, Location, RowReader, format_suffix
+from ..program.files import digest, refuse_folder_or_pipe
+from ..program.texts import ROWS_AT_ONCE, load_dataset, refuse_training_data, saved_splits, split_parts
 
 logger = logging.get_logger(__name__)
 
@@ -133,23 +127,24 @@ def split_sources(arguments: DataArguments, formats: Mapping[str, RowReader]) ->
             split: Source(place := f"{name}, {split}", partial(_dataset_rows, part, place), part.features)
             for split, part in data.items()
         }
-    wanted = {split: getattr(arguments, f"{split}_split") for split in DATA_SPLITS}
-    given = {split: part for split, part in wanted.items() if part in wholes or part not in ("none", split)}
+    expressions = {split: getattr(arguments, f"{split}_split") for split in DATA_SPLITS}
+    given = {split: part for split, part in expressions.items() if part in wholes or part not in ("none", split)}
     if not given:
         raise ValueError(
             f"{name} has the splits {list(wholes)}; pass --train_split, --validation_split or --test_split."
         )
-    for split in [name for name in ("validation", "test") if {name, "train"} <= given.keys()]:
-        refuse_training_data(wanted[split], f"--{split}_split", wanted["train"], "--train_split")
+    for split in ("validation", "test"):
+        if {split, "train"} <= given.keys():
+            refuse_training_data(given[split], f"--{split}_split", given["train"], "--train_split")
     return {split: _part(wholes, part, f"{name}; --{split}_split {part}") for split, part in given.items()}
 
 
-def _part(wholes: Mapping[str, Source], wanted: str, name: str) -> Source:
+def _part(wholes: Mapping[str, Source], expression: str, name: str) -> Source:
     """The split, or the parts of splits, that an expression such as `train[:80%]+extra` names."""
-    if wanted in wholes:
-        return wholes[wanted]
+    if expression in wholes:
+        return wholes[expression]
     sizes = {split: sum(1 for _ in source.read()) for split, source in wholes.items()}
-    parts = split_parts(wanted, sizes, name)
+    parts = split_parts(expression, sizes, name)
     sources = [wholes[part.splitname] for part in parts]
     features = sources[0].features
     if any(source.features != features for source in sources):
@@ -176,9 +171,11 @@ def _load(folder: str, config: str | None) -> Mapping[str, Dataset]:
 
 
 def _dataset_rows(data: Dataset, name: str) -> Iterator[LocatedRow]:
-    batches = data.with_format(None).iter(batch_size=ROWS_AT_ONCE)  # a saved data set may have the format of numpy
-    rows = (dict(zip(batch, row, strict=True)) for batch in batches for row in zip(*batch.values(), strict=True))
-    return ((f"{name}, row {number}", row) for number, row in enumerate(rows))
+    number = 0
+    for batch in data.with_format(None).iter(batch_size=ROWS_AT_ONCE):  # a saved data set may have the format of numpy
+        for cells in zip(*batch.values(), strict=True):
+            yield f"{name}, row {number}", dict(zip(batch, cells, strict=True))
+            number += 1
 
 
 def check_cell(fits: Any, location: Location, column: str, value: Any, needed: str):
@@ -223,22 +220,22 @@ def training_labels(splits: DatasetDict, column: str) -> list[str]:
     """The labels or tags of the training data, sorted, with `O` first."""
     if "train" not in splits:
         raise ValueError(f"The labels come from the split 'train', but there are only {list(splits)}; pass it too.")
-    names = {name for _, name in row_labels(splits["train"], column)}
-    if not names:
+    labels = {name for _, name in row_labels(splits["train"], column)}
+    if not labels:
         raise ValueError(f"No row of the split 'train' has {column}; pass training data with two or more.")
-    return sorted(names, key=lambda name: (name != "O", name))
+    return sorted(labels, key=lambda name: (name != "O", name))
 
 
 def scored_labels(splits: DatasetDict, column: str) -> list[str]:
     """The same, with a warning about other labels in other splits, which the scores count as errors."""
-    names = training_labels(splits, column)
+    labels = training_labels(splits, column)
     for split, data in splits.items():
         counts = Counter(name for _, name in row_labels(data, column))
-        unknown = {name: count for name, count in counts.most_common() if name not in names}
+        unknown = {name: count for name, count in counts.most_common() if name not in labels}
         shown = ", ".join(f"{name} ({count:,})" for name, count in unknown.items())
         if unknown and len(unknown) == len(counts):
             raise ValueError(
-                f"Split {split!r} has none of the labels of 'train' ({', '.join(names):.200}), but {shown:.200}. "
+                f"Split {split!r} has none of the labels of 'train' ({', '.join(labels):.200}), but {shown:.200}. "
                 "Correct them, or pass other data."
             )
         if unknown:
@@ -246,21 +243,21 @@ def scored_labels(splits: DatasetDict, column: str) -> list[str]:
                 f"Split {split!r} has labels that do not occur in 'train': {shown:.200}. A model cannot find them, so "
                 "they count as errors. Correct them, or pass training data with them."
             )
-    return names
+    return labels
 
 
 def label_names(splits: DatasetDict, column: str) -> list[str]:
     """The same where other splits may have no other labels, because the model reads them."""
-    names = training_labels(splits, column)
-    known = {*names}
+    labels = training_labels(splits, column)
+    known = {*labels}
     for split, data in splits.items():
         for row, name in row_labels(data, column):
             if name not in known:
                 raise ValueError(
                     f"Split {split!r}, row {row}: {name!r} does not occur in 'train', which has "
-                    f"{', '.join(names):.200}. Correct it, or pass training data with it."
+                    f"{', '.join(labels):.200}. Correct it, or pass training data with it."
                 )
-    return names
+    return labels
 
 
 def row_labels(data: Dataset, column: str) -> Iterator[tuple[int, str]]:

@@ -19,8 +19,9 @@ from transformers.utils import logging
 
 from modeling_elmo import ELMoModel
 from modeling_elmo.conversion.files import staged
-from modeling_elmo.run_scripts.program.files import digest
-from modeling_elmo.run_scripts.vectors.embedding import length_sorted_batches
+
+from ..program.files import digest
+from ..vectors.embedding import length_sorted_batches
 
 Example = dict[str, Any]
 # Fields of the configuration that change the layers of a biLM with the same weights.
@@ -43,11 +44,13 @@ class DistinctTexts(NamedTuple):
 
 def distinct_texts(rows: Dataset, reads_words: bool) -> DistinctTexts:
     """The distinct texts of encoded rows; `reads_words` says whether the biLM reads `input_ids`."""
-    names = {"character_ids", "token_type_ids", "attention_mask"} | ({"input_ids"} if reads_words else set())
+    inputs = {"character_ids", "token_type_ids", "attention_mask"}
+    if reads_words:
+        inputs.add("input_ids")
     numbers: dict[bytes, int] = {}
     of_rows: list[list[int]] = []
     spans: list[tuple[int, int, int]] = []
-    for row, example in enumerate(rows.select_columns(sorted(names & {*rows.column_names}))):
+    for row, example in enumerate(rows.select_columns(sorted(inputs & {*rows.column_names}))):
         example = {name: np.asarray(values, dtype=np.int32) for name, values in example.items()}
         types = example.pop("token_type_ids", np.zeros(len(example["attention_mask"])))
         bounds = [0, *(np.flatnonzero(np.diff(types)) + 1).tolist(), len(types)]
@@ -148,8 +151,8 @@ def _compute(store: FeatureStore, model: ELMoModel, rows: Dataset, texts: Distin
     for numbers in logging.tqdm(batches, desc="Computing the biLM's layers", unit="batch"):
         inputs = collate([text(number) for number in numbers]).to(model.device)
         layers = torch.stack(model(**inputs).hidden_states, dim=2).float().cpu()
-        for number, found, mask in zip(numbers, layers, inputs["attention_mask"].bool().cpu(), strict=True):
-            store.text(number)[:] = found[mask].numpy()
+        for number, of_text, mask in zip(numbers, layers, inputs["attention_mask"].bool().cpu(), strict=True):
+            store.text(number)[:] = of_text[mask].numpy()
     store.layers.flush()
 
 

@@ -14,12 +14,6 @@ from transformers.utils import logging
 
 from modeling_elmo import ELMoConfig, ELMoTokenizer
 from modeling_elmo.heads.task_model import ELMoTaskModel
-from modeling_elmo.run_scripts.fine_tuning.features import FeatureStore
-from modeling_elmo.run_scripts.fine_tuning.task import Task
-from modeling_elmo.run_scripts.fine_tuning.trainer import TaskTrainer, TaskTrainingArguments
-from modeling_elmo.run_scripts.program.command_line import option, refuse_unread
-from modeling_elmo.run_scripts.program.files import check_model, load_pretrained, parse_json_object
-from modeling_elmo.run_scripts.vectors.word_vectors import WordVectors, read_word_vectors
 from modeling_elmo.tokenization.elmo_characters import (
     CONTINUATION,
     MAX_TERM_WORD,
@@ -28,6 +22,14 @@ from modeling_elmo.tokenization.elmo_characters import (
     SURROGATES,
     UNK_WORD,
 )
+
+from ..program.command_line import option, refuse_unread
+from ..program.files import parse_json_object
+from ..program.models import check_model, load_pretrained
+from ..vectors.word_vectors import WordVectors, read_word_vectors
+from .features import FeatureStore
+from .task import Task
+from .trainer import TaskTrainer, TaskTrainingArguments
 
 logger = logging.get_logger(__name__)
 
@@ -121,8 +123,8 @@ def task_model(
             f"--word_vectors {head.word_vectors}: a linear head has no word vectors; leave the option out."
         )
     words = tokenizer.convert_ids_to_tokens(range(len(tokenizer)))
-    start, found = initial_embeddings(vectors, words, seed, tokenizer)
-    logger.warning(f"{found:,} of {len(words):,} words have a vector in {head.word_vectors}.")
+    start, with_vector = initial_embeddings(vectors, words, seed, tokenizer)
+    logger.warning(f"{with_vector:,} of {len(words):,} words have a vector in {head.word_vectors}.")
     model.token_features.word_embeddings.weight.data.copy_(torch.from_numpy(start))
     return model
 
@@ -197,10 +199,10 @@ def task_config(
 ) -> ELMoConfig:
     """The biLM's configuration with the head's fields: options, then `--config_overrides`, data, and `overrides`."""
     reserved = [*task.config, *([] if vectors is None else ["task_word_embedding_size"])]
-    every = fields(ELMoConfig)
-    of_heads = every[[each.name for each in every].index("head") :]
+    defaults = {item.name: item.default for item in fields(ELMoConfig)}
+    of_heads = list(defaults)[list(defaults).index("head") :]
     values: dict[str, Any] = {
-        **{each.name: each.default for each in of_heads},  # not inherited: the folder may hold a head of another task
+        **{name: defaults[name] for name in of_heads},  # not inherited: the folder may hold a head of another task
         **{name: getattr(head, name) for name in ("head", "use_elmo", "elmo_placement", "freeze_bilm")},
         **mix_options(task, head),
         "scalar_mix_mode": int(head.scalar_mix_mode) if head.scalar_mix_mode.isdecimal() else head.scalar_mix_mode,
@@ -221,7 +223,7 @@ def task_config(
 def parse_overrides(text: str | None, reserved: Collection[str]) -> dict[str, Any]:
     """The value of `--config_overrides`: fields of the configuration, except the reserved ones."""
     overrides = parse_json_object(text or "{}", f"--config_overrides {text}")
-    known = {each.name for each in fields(ELMoConfig)} - {*reserved}
+    known = {item.name for item in fields(ELMoConfig)} - {*reserved}
     if wrong := [name for name in overrides if name not in known]:
         raise ValueError(
             f"--config_overrides: {', '.join(wrong)} is not a field of ELMoConfig, or is set by the data or an option; "
@@ -258,18 +260,25 @@ def initial_embeddings(
     the tokenizer looks up as the same, or with `lowercase_unknown` that of its lower-case form. Also returns the number
     of words with a vector.
     """
-    own = {word: row for row, word in enumerate(vectors.words)} | {PAD_WORD: -1, UNK_WORD: -1}
-    looked_up = {tokenizer.word_table.looked_up(word): row for word, row in reversed(own.items())}
-    rows, lowercase = looked_up | own, tokenizer.lowercase_unknown
-    found = np.array([rows.get(word, rows.get(word.lower(), -1) if lowercase else -1) for word in vocabulary])
+    row_of_word = {word: row for row, word in enumerate(vectors.words)} | {PAD_WORD: -1, UNK_WORD: -1}
+    looked_up = {tokenizer.word_table.looked_up(word): row for word, row in reversed(row_of_word.items())}
+    row_of_word = looked_up | row_of_word
+
+    def row_of(word: str) -> int:
+        if word not in row_of_word and tokenizer.lowercase_unknown:
+            word = word.lower()
+        return row_of_word.get(word, -1)
+
+    rows = np.array(list(map(row_of, vocabulary)))
+    has_vector = rows >= 0
     start = np.random.default_rng(seed).standard_normal((len(vocabulary), vectors.vectors.shape[1]), np.float32)
     mean = vectors.vectors.mean(dtype=np.float64)  # in double precision, without a copy of the vectors
     square = np.einsum("nw,nw->", vectors.vectors, vectors.vectors, dtype=np.float64) / vectors.vectors.size
     start *= float(np.sqrt(square - mean**2))
-    start[found >= 0] = vectors.vectors[found[found >= 0]]
+    start[has_vector] = vectors.vectors[rows[has_vector]]
     start[[word == PAD_WORD for word in vocabulary]] = 0
     start[[word == UNK_WORD for word in vocabulary]] = vectors.vectors.mean(0, dtype=np.float64)
-    return start, int((found >= 0).sum())
+    return start, int(has_vector.sum())
 
 
 def task_vocabulary(sentences: Iterable[Iterable[str]], min_count: int = 2, extra: Sequence[str] = ()) -> list[str]:

@@ -51,13 +51,13 @@ def _entity_scores(predicted: Sequence[Sequence[str]], gold: Sequence[Sequence[s
     """Entities are read as `conlleval` and seqeval's default mode do, which give every tag sequence a reading."""
     from seqeval.metrics import classification_report
 
-    found, wanted = (
+    predicted_iobes, gold_iobes = (
         [[TO_IOBES.get(tag[0], tag[0]) + tag[1:] for tag in tags] for tags in sentences]
         for sentences in (predicted, gold)
     )
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # about unusual tags and absent types, at every evaluation
-        report = classification_report(wanted, found, output_dict=True, zero_division=0)
+        report = classification_report(gold_iobes, predicted_iobes, output_dict=True, zero_division=0)
     per_type = {
         kind: dict(zip(RATES, (value.item() for value in rates.values()), strict=True))
         for kind, rates in report.items()
@@ -81,12 +81,13 @@ def classification_scores(predicted: Sequence[int], gold: Sequence[int], labels:
     """
     from sklearn.metrics import confusion_matrix, f1_score
 
-    found, wanted, ids = np.array(predicted), np.array(gold), range(len(labels))
+    predicted_ids, gold_ids = np.array(predicted), np.array(gold)
+    ids = range(len(labels))
     return {
-        "accuracy": _mean(found == wanted),
-        "macro_f1": float(f1_score(wanted, found, average="macro", zero_division=0)),
-        "per_label": dict(zip(labels, _rates(found, wanted, ids), strict=True)),
-        "confusion": confusion_matrix(wanted, found, labels=ids).tolist(),
+        "accuracy": _mean(predicted_ids == gold_ids),
+        "macro_f1": float(f1_score(gold_ids, predicted_ids, average="macro", zero_division=0)),
+        "per_label": dict(zip(labels, _rates(predicted_ids, gold_ids, ids), strict=True)),
+        "confusion": confusion_matrix(gold_ids, predicted_ids, labels=ids).tolist(),
     }
 
 
@@ -99,22 +100,22 @@ def multilabel_scores(
         `micro_f1`; `macro_f1`, the mean over all labels; `subset_accuracy`, the share of texts whose labels are all
         right; `per_label` as in `classification_scores`.
     """
-    found, wanted = np.array(predicted, dtype=bool), np.array(gold, dtype=bool)
+    predicted, gold = np.array(predicted, dtype=bool), np.array(gold, dtype=bool)
     # One label at a time: scikit-learn takes a single column for two classes.
-    per_label = [_rates(*columns, [True])[0] for columns in zip(found.T, wanted.T, strict=True)]
+    per_label = [_rates(*columns, [True])[0] for columns in zip(predicted.T, gold.T, strict=True)]
     return {
-        "micro_f1": _rates(found.ravel(), wanted.ravel(), [True])[0]["f1"],
+        "micro_f1": _rates(predicted.ravel(), gold.ravel(), [True])[0]["f1"],
         "macro_f1": _mean([rates["f1"] for rates in per_label]),
-        "subset_accuracy": _mean((found == wanted).all(1)),
+        "subset_accuracy": _mean((predicted == gold).all(1)),
         "per_label": dict(zip(labels, per_label, strict=True)),
     }
 
 
-def _rates(found: np.ndarray, wanted: np.ndarray, classes: Sequence[Any]) -> list[Scores]:
+def _rates(predicted: np.ndarray, gold: np.ndarray, classes: Sequence[Any]) -> list[Scores]:
     """Precision, recall, F1 and gold number of each class."""
     from sklearn.metrics import precision_recall_fscore_support
 
-    *rates, numbers = precision_recall_fscore_support(wanted, found, labels=classes, zero_division=0)
+    *rates, numbers = precision_recall_fscore_support(gold, predicted, labels=classes, zero_division=0)
     columns = *(column.tolist() for column in rates), map(int, numbers)  # which are floats where no class was found
     return [dict(zip(RATES, row, strict=True)) for row in zip(*columns, strict=True)]
 
@@ -123,14 +124,14 @@ def regression_scores(predicted: Sequence[float], gold: Sequence[float]) -> Scor
     """`pearson` and `spearman` correlations, 0 where one side is constant, and the mean squared error `mse`."""
     from scipy.stats import pearsonr, spearmanr
 
-    found, wanted = np.array(predicted, dtype=float), np.array(gold, dtype=float)
-    if not np.isfinite(found).all():
-        raise ValueError("A predicted number is not finite: training diverged. Pass a smaller learning rate.")
-    is_constant = not (np.ptp(found) and np.ptp(wanted))
+    predicted_values, gold_values = np.array(predicted, dtype=float), np.array(gold, dtype=float)
+    if not np.isfinite(predicted_values).all():
+        raise ValueError("A predicted_values number is not finite: training diverged. Pass a smaller learning rate.")
+    is_constant = not (np.ptp(predicted_values) and np.ptp(gold_values))
     return {
-        "pearson": 0.0 if is_constant else float(pearsonr(found, wanted).statistic),
-        "spearman": 0.0 if is_constant else float(spearmanr(found, wanted).statistic),
-        "mse": _mean((found - wanted) ** 2),
+        "pearson": 0.0 if is_constant else float(pearsonr(predicted_values, gold_values).statistic),
+        "spearman": 0.0 if is_constant else float(spearmanr(predicted_values, gold_values).statistic),
+        "mse": _mean((predicted_values - gold_values) ** 2),
     }
 
 
@@ -153,8 +154,8 @@ def answer_scores(
     is_squad_2 = not has_answer.all()
     exact, f1 = np.array([_answer_match(*pair, is_squad_2) for pair in zip(predicted, gold, strict=True)]).T
 
-    def means(rows: Any) -> Scores:
-        return {"f1": _mean(f1[rows]), "exact_match": _mean(exact[rows])}
+    def means(questions: Any) -> Scores:
+        return {"f1": _mean(f1[questions]), "exact_match": _mean(exact[questions])}
 
     scores = means(slice(None))
     if is_squad_2 and has_answer.any():
@@ -162,8 +163,10 @@ def answer_scores(
     if is_squad_2:
         scores["no_answer_accuracy"] = _mean(exact[~has_answer])
     if types is not None:
-        chosen = {kind: np.array([each == kind for each in types]) for kind in sorted(set(types))}
-        scores["per_type"] = {kind: means(rows) | {"number": int(rows.sum())} for kind, rows in chosen.items()}
+        scores["per_type"] = {}
+        for kind in sorted(set(types)):
+            is_chosen = np.array([question_type == kind for question_type in types])
+            scores["per_type"][kind] = means(is_chosen) | {"number": int(is_chosen.sum())}
     return scores
 
 
@@ -175,10 +178,10 @@ def _answer_match(predicted: str, gold: Sequence[str], is_squad_2: bool) -> tupl
     answers = [normalized_answer(answer) for answer in gold]
     if is_squad_2:
         answers = [answer for answer in answers if answer] or [""]
-    found = normalized_answer(predicted)
+    normalized = normalized_answer(predicted)
     return (
-        max(float(found == answer) for answer in answers),
-        max(_word_f1(found.split(), answer.split(), is_squad_2) for answer in answers),
+        max(float(normalized == answer) for answer in answers),
+        max(_word_f1(normalized.split(), answer.split(), is_squad_2) for answer in answers),
     )
 
 
@@ -188,11 +191,11 @@ def normalized_answer(answer: str) -> str:
     return " ".join(re.sub(r"\b(a|an|the)\b", " ", letters).split())
 
 
-def _word_f1(found: Sequence[str], wanted: Sequence[str], is_squad_2: bool) -> float:
-    if is_squad_2 and not (found and wanted):
-        return float(found == wanted)
-    common = (Counter(found) & Counter(wanted)).total()
-    return 2 * common / (len(found) + len(wanted)) if common else 0.0
+def _word_f1(predicted: Sequence[str], gold: Sequence[str], is_squad_2: bool) -> float:
+    if is_squad_2 and not (predicted and gold):
+        return float(predicted == gold)
+    common = (Counter(predicted) & Counter(gold)).total()
+    return 2 * common / (len(predicted) + len(gold)) if common else 0.0
 
 
 def _mean(values: Sequence[float] | np.ndarray) -> float:

@@ -12,9 +12,10 @@ from datasets import Dataset, DatasetDict
 from transformers import EvalPrediction
 
 from modeling_elmo import ELMoTokenizer
-from modeling_elmo.run_scripts.fine_tuning.data import DataArguments, code_states, take_samples
-from modeling_elmo.run_scripts.fine_tuning.features import FeatureCollator, FeatureStore
-from modeling_elmo.run_scripts.fine_tuning.trainer import TaskTrainingArguments
+
+from .data import DataArguments, code_states, take_samples
+from .features import FeatureCollator, FeatureStore
+from .trainer import TaskTrainingArguments
 
 LOW_SCORE = 0.01  # of a model that has learned nothing
 

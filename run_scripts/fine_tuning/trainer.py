@@ -20,15 +20,12 @@ from transformers.utils import is_torch_tf32_available, logging
 
 from modeling_elmo import ELMoConfig
 from modeling_elmo.heads.tagger import ELMoForTokenClassification
-from modeling_elmo.run_scripts.cards.card import check_repository
-from modeling_elmo.run_scripts.program.command_line import option
-from modeling_elmo.run_scripts.program.files import broken_weights, sync, writing
-from modeling_elmo.run_scripts.program.processes import (
-    check_processes,
-    check_workers,
-    computes_bfloat16,
-    has_accelerator,
-)
+
+from ..cards.card import check_repository
+from ..program.command_line import option
+from ..program.files import sync, writing
+from ..program.models import broken_weights
+from ..program.processes import check_processes, check_workers, computes_bfloat16, has_accelerator
 
 logger = logging.get_logger(__name__)
 
@@ -160,14 +157,14 @@ class TaskTrainingArguments(TrainingArguments):
 
     def checkpoint(self) -> str | None:
         """The checkpoint to resume from: a folder, or with `--resume_from_checkpoint last` the last complete one."""
-        wanted = self.resume_from_checkpoint
-        found = last_checkpoint(Path(self.output_dir)) if wanted in ("last", "true", "True") else wanted
-        if wanted is not None and not (found and Path(found, "trainer_state.json").is_file()):
+        passed = self.resume_from_checkpoint
+        folder = last_checkpoint(Path(self.output_dir)) if passed in ("last", "true", "True") else passed
+        if passed is not None and not (folder and Path(folder, "trainer_state.json").is_file()):
             raise FileNotFoundError(
-                f"--resume_from_checkpoint {wanted}: there is no complete checkpoint of Trainer. Pass a folder "
+                f"--resume_from_checkpoint {passed}: there is no complete checkpoint of Trainer. Pass a folder "
                 "checkpoint-N, or leave the option out."
             )
-        return found
+        return folder
 
 
 def likely_cause(steps: int, learning_rate: float, usual: float) -> str:

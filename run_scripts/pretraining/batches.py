@@ -22,9 +22,10 @@ from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 from transformers.utils import logging
 
 from modeling_elmo import ELMoTokenizer
-from modeling_elmo.run_scripts.pretraining.corpus import Corpus, SentenceText, SourceSentence, Survey, words_of
 from modeling_elmo.tokenization.elmo_characters import BOS_ID, EOS_ID, UNK_ID
 from modeling_elmo.tokenization.tokenization_elmo import one_call_at_a_time
+
+from .corpus import Corpus, SentenceText, SourceSentence, Survey, words_of
 
 logger = logging.get_logger(__name__)
 

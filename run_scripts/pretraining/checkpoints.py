@@ -28,7 +28,9 @@ from accelerate.utils import broadcast_object_list
 from safetensors import SafetensorError
 
 from modeling_elmo.configuration_elmo import SENTENCE_TRANSFORMERS_FILES
-from modeling_elmo.run_scripts.program.files import MODEL_FILES, sync, sync_folder
+
+from ..program.files import sync, sync_folder
+from ..program.models import MODEL_FILES
 
 TRAINING_STATE = "training_state.pt"
 WRITTEN_FIRST = ("vocab.txt", "runs")  # by a run, before its first checkpoint: its counted words, its log

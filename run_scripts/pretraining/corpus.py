@@ -12,23 +12,6 @@ import numpy as np
 from tqdm.auto import tqdm
 from transformers.utils import logging
 
-from modeling_elmo.run_scripts.program.command_line import option, refuse_unread
-from modeling_elmo.run_scripts.program.data_files import files_of
-from modeling_elmo.run_scripts.program.files import (
-    DatasetArguments,
-    TextArguments,
-    dataset_texts,
-    digest,
-    refuse_training_data,
-    split_parts,
-    write_lines,
-)
-from modeling_elmo.run_scripts.program.sentences import (
-    check_language,
-    sentences_of,
-    text_sentences,
-    warn_of_wrapped_lines,
-)
 from modeling_elmo.tokenization.elmo_characters import (
     BOS_ID,
     EOS_ID,
@@ -36,6 +19,12 @@ from modeling_elmo.tokenization.elmo_characters import (
     SPECIAL_WORDS,
     most_frequent_words,
 )
+
+from ..program.command_line import option, refuse_unread
+from ..program.data_files import files_of
+from ..program.files import digest, write_lines
+from ..program.sentences import check_language, sentences_of, text_sentences, warn_of_wrapped_lines
+from ..program.texts import DatasetArguments, TextArguments, dataset_texts, refuse_training_data, split_parts
 
 logger = logging.get_logger(__name__)
 

@@ -9,9 +9,10 @@ import torch
 from accelerate import Accelerator
 
 from modeling_elmo import ELMoForPreTraining, ELMoTokenizer
-from modeling_elmo.run_scripts.pretraining.batches import LMBatch, SentenceBatches, StreamWindows
-from modeling_elmo.run_scripts.pretraining.corpus import Corpus
-from modeling_elmo.run_scripts.program.command_line import refuse_unread
+
+from ..program.command_line import refuse_unread
+from .batches import LMBatch, SentenceBatches, StreamWindows
+from .corpus import Corpus
 
 STREAM_STEPS = 20  # tokens of a row in a window; the figures do not depend on it
 

@@ -26,17 +26,14 @@ from tqdm.auto import tqdm
 
 from modeling_elmo import ELMoForPreTraining, ELMoTokenizer
 from modeling_elmo.kernels.torch_state import is_sharded, to_device
-from modeling_elmo.run_scripts.pretraining.batches import LMBatch, SentenceBatches, StreamWindows, batch_loader
-from modeling_elmo.run_scripts.pretraining.checkpoints import (
-    TRAINING_STATE,
-    Checkpoints,
-    Progress,
-    load_state,
-    on_main_process,
-)
-from modeling_elmo.run_scripts.pretraining.corpus import Corpus, CorpusArguments, Survey
-from modeling_elmo.run_scripts.pretraining.evaluation import evaluate, held_out_batches
-from modeling_elmo.run_scripts.pretraining.optimization import (
+
+from ..program.command_line import option
+from ..program.processes import check_workers
+from .batches import LMBatch, SentenceBatches, StreamWindows, batch_loader
+from .checkpoints import TRAINING_STATE, Checkpoints, Progress, load_state, on_main_process
+from .corpus import Corpus, CorpusArguments, Survey
+from .evaluation import evaluate, held_out_batches
+from .optimization import (
     OptimizationArguments,
     clip_gradients,
     gathered,
@@ -46,8 +43,6 @@ from modeling_elmo.run_scripts.pretraining.optimization import (
     parameter_names,
     reduce_sparse_gradients,
 )
-from modeling_elmo.run_scripts.program.command_line import option
-from modeling_elmo.run_scripts.program.processes import check_workers
 
 OF_SCHEDULE = ("max_steps", "num_train_epochs", "learning_rate", "lr_scheduler_type", "warmup_steps", "decay_steps")
 

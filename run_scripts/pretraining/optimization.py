@@ -21,7 +21,8 @@ from transformers import get_scheduler
 
 from modeling_elmo.kernels.onednn import bfloat16_obstacle
 from modeling_elmo.kernels.torch_state import is_sharded
-from modeling_elmo.run_scripts.program.command_line import option
+
+from ..program.command_line import option
 
 # Defaults by optimizer. adagrad has the original's.
 DEFAULTS: dict[str, dict[str, Any]] = {

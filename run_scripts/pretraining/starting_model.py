@@ -12,8 +12,14 @@ from accelerate import Accelerator
 
 from modeling_elmo import ELMoConfig, ELMoForPreTraining, ELMoTokenizer
 from modeling_elmo.configuration_elmo import PRESETS
-from modeling_elmo.run_scripts.pretraining.checkpoints import on_main_process
-from modeling_elmo.run_scripts.pretraining.corpus import (
+from modeling_elmo.tokenization.elmo_characters import read_vocabulary
+from modeling_elmo.tokenization.elmo_pretokenization import TextSplitter
+
+from ..program.command_line import option, refuse_unread
+from ..program.files import parse_json_object
+from ..program.models import check_model, load_pretrained
+from .checkpoints import on_main_process
+from .corpus import (
     Corpus,
     CorpusArguments,
     check_vocabulary_size,
@@ -21,10 +27,6 @@ from modeling_elmo.run_scripts.pretraining.corpus import (
     word_frequencies,
     write_vocabulary,
 )
-from modeling_elmo.run_scripts.program.command_line import option, refuse_unread
-from modeling_elmo.run_scripts.program.files import check_model, load_pretrained, parse_json_object
-from modeling_elmo.tokenization.elmo_characters import read_vocabulary
-from modeling_elmo.tokenization.elmo_pretokenization import TextSplitter
 
 VOCABULARY_OPTIONS = ("vocabulary_size", "vocabulary_file", "tokenizer_name")
 NEW_OPTIONS = ("preset", "config_overrides", "tokenizer_name", "pre_tokenization")  # only of new models

@@ -8,13 +8,14 @@ import os
 import re
 import sys
 from argparse import SUPPRESS, Action, ArgumentDefaultsHelpFormatter, RawDescriptionHelpFormatter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import field, fields, is_dataclass
 from difflib import get_close_matches
 from glob import glob
+from importlib.util import find_spec
 from inspect import get_annotations
-from itertools import chain
+from itertools import chain, product
 from pathlib import Path
 from traceback import walk_tb
 from typing import Any, NoReturn
@@ -157,9 +158,9 @@ class ProgramParser(HfArgumentParser):
             raise ValueError(f"{unknown[0]} is not an option of this program. {advice}")
         options = vars(namespace)
         for name, value in options.items():
-            wanted, is_within = BOUNDS.get(name, ANY_NUMBER)
+            allowed, is_within = BOUNDS.get(name, ANY_NUMBER)
             if isinstance(value, (int, float)) and not is_within(value):
-                raise ValueError(f"--{name} {value}: pass {wanted}.")
+                raise ValueError(f"--{name} {value}: pass {allowed}.")
         refuse_replaced_inputs(options)
         parsed = [
             self._group(group, {item.name: options.pop(item.name) for item in fields(group) if item.init})
@@ -187,7 +188,7 @@ class ProgramParser(HfArgumentParser):
             raise ValueError(f"{', '.join(causes)}: {reason}. Pass another value, or leave it out.") from error
 
     def exit(self, status: int = 0, message: str | None = None) -> NoReturn:
-        print(end="", flush=True)  # here, and not when Python ends, where an output that nobody reads is told
+        print(end="", flush=True)  # Python would do it last, and report an output that nobody reads
         super().exit(status, message)
         raise AssertionError
 
@@ -240,11 +241,17 @@ def refuse_replaced_inputs(options: Mapping[str, Any]):
         replaced = [path for path in (target, target / "vocab.txt") if path.exists()]  # a training writes the second
         if target.is_file() and not (target.suffix == ".json" and target.name not in JSON_OF_MODELS):
             replaced += target.resolve().parents
-        given = [options.get(name) or [] for name in INPUT_OPTIONS] if replaced else []
-        for each in chain.from_iterable([value] if isinstance(value, str) else value for value in given):
-            found = [path for path in map(Path, (each, *glob(each, recursive=True))) if path.exists()]
-            if any(path.samefile(other) for path in found for other in replaced):
-                raise ValueError(f"--{output} {target} would replace {each}, which is read. Pass another path.")
+        for pattern in _inputs_of(options) if replaced else []:
+            inputs = [path for path in map(Path, (pattern, *glob(pattern, recursive=True))) if path.exists()]
+            if any(path.samefile(other) for path, other in product(inputs, replaced)):
+                raise ValueError(f"--{output} {target} would replace {pattern}, which is read. Pass another path.")
+
+
+def _inputs_of(options: Mapping[str, Any]) -> Iterator[str]:
+    """The paths and patterns of all options that name what a program reads."""
+    for name in INPUT_OPTIONS:
+        value = options.get(name) or []
+        yield from [value] if isinstance(value, str) else value
 
 
 def refuse_names_not_utf8(names: Iterable[str]):
@@ -307,13 +314,13 @@ def run(main: Callable[[], Any]) -> None:
         distributed = sys.modules.get("torch.distributed")
         if distributed is not None and distributed.is_available() and distributed.is_initialized():
             distributed.destroy_process_group()  # a process that exits inside its group may abort
-        print(end="", flush=True)  # here, and not when Python ends, where an output that nobody reads is told
+        print(end="", flush=True)  # Python would do it last, and report an output that nobody reads
     except KeyboardInterrupt:
         sys.exit(INTERRUPTED)
     except Exception as error:
         unwritten = _discard_unwritten_output()
         if isinstance(error, OSError) and unwritten is not None:
-            if unwritten.errno == errno.EINVAL:  # Windows tells a closed pipe in this way
+            if unwritten.errno == errno.EINVAL:  # a closed pipe on Windows
                 sys.exit(UNREAD_OUTPUT)
             error = OSError(unwritten.errno, unwritten.strerror, "The output")
         if isinstance(error, BrokenPipeError):
@@ -335,6 +342,11 @@ def _discard_unwritten_output() -> OSError | None:
             reason = error
             os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
     return reason
+
+
+def require(module: str, extra: str, purpose: str):
+    if find_spec(module) is None:
+        raise ImportError(f'{purpose} needs {module}: pip install "modeling-elmo[{extra}]"')
 
 
 def is_mistake_of_user(error: BaseException) -> bool:

@@ -21,8 +21,9 @@ from typing import Any
 
 from transformers.utils import logging
 
-from modeling_elmo.run_scripts.program.command_line import refuse_names_not_utf8
-from modeling_elmo.run_scripts.program.files import numbered_lines, parse_json, refuse_folder_or_pipe
+from .command_line import refuse_names_not_utf8
+from .files import parse_json, refuse_folder_or_pipe
+from .texts import numbered_lines
 
 logger = logging.get_logger(__name__)
 
@@ -87,8 +88,8 @@ def _sentence_lines(path: Path, comments: list[str], least: int) -> Iterator[lis
             continue
         width = width or len(fields)
         if len(fields) != width or width < least:
-            found = f"{path}, line {number} has {len(fields)} columns, not {max(width, least)}: {line!r:.80}"
-            raise ValueError(f"{found}. Correct it; a tagger's --comments names lines to skip.")
+            shown = f"{path}, line {number} has {len(fields)} columns, not {max(width, least)}: {line!r:.80}"
+            raise ValueError(f"{shown}. Correct it; a tagger's --comments names lines to skip.")
         if not (is_conllu and _is_range_or_empty_node(f"{path}, line {number}", fields[0])):
             sentence.append((number, fields))
 
@@ -109,11 +110,14 @@ def _with_words_first(
 ) -> Iterator[list[tuple[int, list[str]]]]:
     """The same sentences, if the first of `least` columns or more may have their words; `option` names another."""
     start = list(islice(sentences, JUDGED_SENTENCES))
-    rows = [[fields for _, fields in sentence] for sentence in start]
+    cells = [[fields for _, fields in sentence] for sentence in start]
     reason = None
     if start and format_suffix(path) != ".conllu":
         width = len(start[0][0][1])
-        reason = (not_words(rows) if width >= least else None) or (has_tags(rows) if width > 1 else None)
+        if width >= least:
+            reason = not_words(cells)
+        if reason is None and width > 1:
+            reason = has_tags(cells)
     if reason is not None:
         number, fields = start[0][0]
         columns = ", ".join(f"{column}: {cell!r:.30}" for column, cell in enumerate(fields, 1))
@@ -157,13 +161,24 @@ def has_tags(sentences: list[list[list[str]]]) -> str | None:
 
 def _column_indexes(path: Path, word: int | None, tag: str | None) -> tuple[int, int]:
     """Indexes of the word and of the tag; -1 is the last column."""
-    names, first, last = (CONLLU_COLUMNS, 2, "upos") if format_suffix(path) == ".conllu" else ((), 1, None)
-    word, tag = first if word is None else word, tag or last
-    number = 0 if tag is None else names.index(tag) + 1 if tag in names else int(tag) if tag.isdecimal() else 0
+    names: Sequence[str] = ()
+    first, last = 1, None
+    if format_suffix(path) == ".conllu":
+        names, first, last = CONLLU_COLUMNS, 2, "upos"
+    word = first if word is None else word
+    tag = tag or last
+    number = 0 if tag is None else _column_number(tag, names) or 0
     if word < 1 or (number < 1 and tag is not None):
         known = ", ".join(["1, 2, ...", *names])
         raise ValueError(f"{path} has no such column: --word_column {word}, --tags_column {tag}; pass {known}.")
     return word - 1, number - 1
+
+
+def _column_number(column: str, names: Sequence[str]) -> int | None:
+    """The number of a column that is one of `names`, or is a number itself."""
+    if column in names:
+        return names.index(column) + 1
+    return int(column) if column.isdecimal() else None
 
 
 def _is_range_or_empty_node(location: str, identifier: str) -> bool:
@@ -371,8 +386,7 @@ def _table_texts(path: Path, column: str) -> Iterator[tuple[int, str]]:
 
 def _column_texts(path: Path, column: str) -> Iterator[tuple[int, list[str]]]:
     names = CONLLU_COLUMNS if format_suffix(path) == ".conllu" else ()
-    # Other names are of other files: a corpus may have several kinds.
-    number = names.index(column) + 1 if column in names else int(column) if column.isdecimal() else None
+    number = _column_number(column, names)  # without one, `column` belongs to files of another kind in the corpus
     if number == 0:
         raise ValueError(f"{path} has no column {column}; pass --text_column {', '.join(['1, 2, ...', *names])}.")
     word, _ = _column_indexes(path, number, None)
@@ -412,11 +426,11 @@ def files_of(patterns: Sequence[str]) -> list[str]:
 def find_files(pattern: str) -> list[str]:
     """The files of a path, a pattern, or a folder, in the same order on all systems."""
     if os.path.isdir(pattern):
-        found = [str(path) for path in Path(pattern).rglob("*") if format_suffix(path) in TEXT_SUFFIXES]
+        paths = [str(path) for path in Path(pattern).rglob("*") if format_suffix(path) in TEXT_SUFFIXES]
     else:
         refuse_folder_or_pipe(Path(pattern), pattern)
-        found = [pattern] if os.path.isfile(pattern) else glob.glob(pattern, recursive=True)
-    files = sorted(filter(os.path.isfile, found), key=lambda file: Path(file).as_posix())
+        paths = [pattern] if os.path.isfile(pattern) else glob.glob(pattern, recursive=True)
+    files = sorted(filter(os.path.isfile, paths), key=lambda file: Path(file).as_posix())
     if not files:
         raise FileNotFoundError(
             f"{pattern}: no file found. Pass files, patterns such as 'train/*.txt.gz', or folders with files that end "

@@ -12,8 +12,10 @@ import numpy as np
 from transformers.utils import logging
 
 from modeling_elmo.heads.coreference_pipeline import split_sentences
-from modeling_elmo.run_scripts.program.data_files import FASTA_SUFFIXES, TEXT_READERS, format_suffix, numbered_texts
-from modeling_elmo.run_scripts.program.files import numbered_lines, require
+
+from .command_line import require
+from .data_files import FASTA_SUFFIXES, TEXT_READERS, format_suffix, numbered_texts
+from .texts import numbered_lines
 
 logger = logging.get_logger(__name__)
 
@@ -80,9 +82,9 @@ def sentences_of(texts: Iterable[NumberedText], language: str, are_lines: bool) 
         if not isinstance(line, str):
             yield number, line
         if size > SPLIT_AT_ONCE:
-            found, paragraph = _split_beginning(paragraph, language)
+            sentences, paragraph = _split_beginning(paragraph, language)
             size = sum(len(line) for _, line in paragraph)
-            yield from found
+            yield from sentences
     yield from _split(paragraph, language)
 
 
@@ -105,7 +107,7 @@ def _split(paragraph: list[NumberedLine], language: str) -> list[NumberedLine]:
 def _split_beginning(paragraph: list[NumberedLine], language: str) -> tuple[list[NumberedLine], list[NumberedLine]]:
     """The sentences of a paragraph that goes on, but for the last, and the lines of the last."""
     *others, (index, place, _) = _sentences(paragraph, language)
-    if not others:  # a sentence of this length is none
+    if not others:  # so long a text without an end is no sentence
         return _split(paragraph, language), []
     number, line = paragraph[index]
     rest = [(number, line[place:]), *paragraph[index + 1 :]]

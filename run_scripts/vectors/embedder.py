@@ -4,14 +4,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from modeling_elmo.run_scripts.program.processes import local_device, use_one_thread_if_forked
-from modeling_elmo.run_scripts.vectors.embedding import (
-    LayerChoice,
-    PoolingChoice,
-    StoredDtype,
-    embed_sentences,
-    load_model_and_tokenizer,
-)
+from ..program.processes import local_device, use_one_thread_if_forked
+from .embedding import LayerChoice, PoolingChoice, StoredDtype, embed_sentences, load_model_and_tokenizer
 
 
 class Embedder:

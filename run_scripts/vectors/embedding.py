@@ -12,11 +12,12 @@ from transformers import AutoModel, AutoTokenizer
 
 import modeling_elmo  # noqa: F401 (registers ELMo with the Auto classes)
 from modeling_elmo.inputs import warn_once
-from modeling_elmo.run_scripts.program.files import check_model, load_pretrained
-from modeling_elmo.run_scripts.program.processes import computes_bfloat16, local_device
-from modeling_elmo.run_scripts.vectors.lines import InputLine, group_by_tokens, length_sorted_batches, to_line
-from modeling_elmo.run_scripts.vectors.outputs import VectorBlock
 from modeling_elmo.tokenization.elmo_characters import checked_sentences
+
+from ..program.models import check_model, load_pretrained
+from ..program.processes import computes_bfloat16, local_device
+from .lines import InputLine, group_by_tokens, length_sorted_batches, to_line
+from .outputs import VectorBlock
 
 BATCHES_PER_BLOCK = 4  # sorted by length together; more need more memory, and an interruption loses more
 

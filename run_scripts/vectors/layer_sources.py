@@ -10,11 +10,12 @@ import numpy as np
 from tqdm.auto import tqdm
 
 from modeling_elmo.conversion.files import reading
-from modeling_elmo.run_scripts.cards.tables import layer_names
-from modeling_elmo.run_scripts.program.command_line import option
-from modeling_elmo.run_scripts.program.files import check_output, require, write_lines
-from modeling_elmo.run_scripts.vectors.embedding import embed_sentences, load_model_and_tokenizer
-from modeling_elmo.run_scripts.vectors.word_vectors import read_word_vectors
+
+from ..cards.tables import layer_names
+from ..program.command_line import option, require
+from ..program.files import check_output, write_lines
+from .embedding import embed_sentences, load_model_and_tokenizer
+from .word_vectors import read_word_vectors
 
 Sentences = Sequence[Sequence[str]]
 

@@ -6,15 +6,10 @@ from itertools import chain
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
-from modeling_elmo.run_scripts.program.command_line import refuse_unread
-from modeling_elmo.run_scripts.program.data_files import FASTA_SUFFIXES, TEXT_SUFFIXES, files_of, format_suffix
-from modeling_elmo.run_scripts.program.files import TextArguments, dataset_texts, numbered_lines
-from modeling_elmo.run_scripts.program.sentences import (
-    check_language,
-    sentences_of,
-    text_sentences,
-    warn_of_wrapped_lines,
-)
+from ..program.command_line import refuse_unread
+from ..program.data_files import FASTA_SUFFIXES, TEXT_SUFFIXES, files_of, format_suffix
+from ..program.sentences import check_language, sentences_of, text_sentences, warn_of_wrapped_lines
+from ..program.texts import TextArguments, dataset_texts, numbered_lines
 
 LineUnit = Literal["word", "character"]  # what a token is
 NUM_MARKERS = 2  # <S> and </S>

@@ -6,7 +6,7 @@ from typing import Any, NamedTuple, cast
 
 import numpy as np
 
-from modeling_elmo.run_scripts.vectors.embedding import LayerChoice, embed_sentences
+from .embedding import LayerChoice, embed_sentences
 
 NAMED_LAYERS = ("top", "average", "mixed")
 CONTEXT_WORDS = 8  # on each side of a use

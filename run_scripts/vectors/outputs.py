@@ -36,8 +36,10 @@ from tqdm.auto import tqdm
 from transformers.utils import logging
 
 from modeling_elmo.conversion.files import staged
-from modeling_elmo.run_scripts.program.files import read_json, require, sync_file, sync_folder
-from modeling_elmo.run_scripts.vectors.lines import InputLine, group_by_tokens, hdf5_name
+
+from ..program.command_line import require
+from ..program.files import read_json, sync_file, sync_folder
+from .lines import InputLine, group_by_tokens, hdf5_name
 
 logger = logging.get_logger(__name__)
 

@@ -8,10 +8,10 @@ from xml.etree import ElementTree
 
 import numpy as np
 
-from modeling_elmo.run_scripts.cards.figures import draw_map
-from modeling_elmo.run_scripts.program.data_files import column_lines
-from modeling_elmo.run_scripts.program.files import numbered_lines
-from modeling_elmo.run_scripts.vectors.neighbors import in_context, normalize
+from ..cards.figures import draw_map
+from ..program.data_files import column_lines
+from ..program.texts import numbered_lines
+from .neighbors import in_context, normalize
 
 MAX_COLORED_SENSES = 6  # of a map
 MAX_COMPARED_USES = 2000  # of a lemma

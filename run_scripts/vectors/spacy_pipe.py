@@ -15,11 +15,12 @@ from thinc.util import get_torch_default_device
 from torch import Tensor, nn
 
 from modeling_elmo.inputs import warn_once
-from modeling_elmo.run_scripts.program.files import check_model
-from modeling_elmo.run_scripts.program.processes import use_one_thread_if_forked
-from modeling_elmo.run_scripts.vectors.embedding import load_model_and_tokenizer, reproducible_batch_tokens
-from modeling_elmo.run_scripts.vectors.lines import NUM_MARKERS, length_sorted_batches
-from modeling_elmo.run_scripts.vectors.neighbors import normalize
+
+from ..program.models import check_model
+from ..program.processes import use_one_thread_if_forked
+from .embedding import load_model_and_tokenizer, reproducible_batch_tokens
+from .lines import NUM_MARKERS, length_sorted_batches
+from .neighbors import normalize
 
 
 class ELMoPipe(Tok2Vec):

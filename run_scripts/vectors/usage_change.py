@@ -20,10 +20,10 @@ from typing import Any
 
 import numpy as np
 
-from modeling_elmo.run_scripts.cards.figures import MEASURES_OF_CHANGE
-from modeling_elmo.run_scripts.cards.tables import markdown_table
-from modeling_elmo.run_scripts.vectors.neighbors import normalize
-from modeling_elmo.run_scripts.vectors.word_vectors import is_number
+from ..cards.figures import MEASURES_OF_CHANGE
+from ..cards.tables import markdown_table
+from .neighbors import normalize
+from .word_vectors import is_number
 
 LEVEL = 0.05  # of significance
 

@@ -7,9 +7,10 @@ import numpy as np
 from sklearn.base import BaseEstimator, ClassNamePrefixFeaturesOutMixin, TransformerMixin
 from transformers import AutoConfig
 
-from modeling_elmo.run_scripts.vectors.embedder import Embedder
-from modeling_elmo.run_scripts.vectors.embedding import LayerChoice
 from modeling_elmo.tokenization.elmo_characters import checked_sentences
+
+from .embedder import Embedder
+from .embedding import LayerChoice
 
 
 class ELMoVectorizer(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator):

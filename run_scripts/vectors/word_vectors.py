@@ -17,7 +17,7 @@ import numpy as np
 from tqdm.auto import tqdm
 from transformers.utils import logging
 
-from modeling_elmo.run_scripts.program.files import numbered_lines
+from ..program.texts import numbered_lines
 
 logger = logging.get_logger(__name__)
 

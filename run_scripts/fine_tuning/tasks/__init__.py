@@ -2,7 +2,7 @@
 
 from importlib import import_module
 
-from modeling_elmo.run_scripts.fine_tuning.task import Task
+from ..task import Task
 
 # By the names that the `elmo` command has for them. A program imports only the files of its task.
 TASKS = {

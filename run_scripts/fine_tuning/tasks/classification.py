@@ -17,28 +17,13 @@ from transformers import DataCollatorWithPadding
 
 from modeling_elmo import ELMoForSequenceClassification, ELMoTokenizer
 from modeling_elmo.inputs import NO_LABEL
-from modeling_elmo.run_scripts.fine_tuning.data import (
-    DataArguments,
-    Source,
-    check_cell,
-    class_name,
-    is_text,
-    scored_labels,
-    split_sources,
-)
-from modeling_elmo.run_scripts.fine_tuning.metrics import classification_scores, multilabel_scores, regression_scores
-from modeling_elmo.run_scripts.fine_tuning.task import (
-    Batch,
-    Record,
-    SplitOutput,
-    Task,
-    label_config,
-    log_mean_odds,
-    log_mean_probabilities,
-)
-from modeling_elmo.run_scripts.fine_tuning.trainer import TaskTrainingArguments
-from modeling_elmo.run_scripts.program.command_line import option
-from modeling_elmo.run_scripts.program.data_files import JSON_FORMATS, TABLE_SUFFIXES, table_rows
+
+from ...program.command_line import option
+from ...program.data_files import JSON_FORMATS, TABLE_SUFFIXES, table_rows
+from ..data import DataArguments, Source, check_cell, class_name, is_text, scored_labels, split_sources
+from ..metrics import classification_scores, multilabel_scores, regression_scores
+from ..task import Batch, Record, SplitOutput, Task, label_config, log_mean_odds, log_mean_probabilities
+from ..trainer import TaskTrainingArguments
 
 PIPELINE_COLUMNS = [("text", "text_pair"), ("text",)]
 # Names of the columns in data sets that have no `text` or `label`.

@@ -22,13 +22,14 @@ from transformers import BatchEncoding, TrainerCallback
 from transformers.utils import logging
 
 from modeling_elmo import ELMoForCoreferenceResolution, ELMoTokenizer
-from modeling_elmo.run_scripts.fine_tuning.data import DataArguments, check_cell, is_text, label_names, split_sources
-from modeling_elmo.run_scripts.fine_tuning.features import FeatureStore
-from modeling_elmo.run_scripts.fine_tuning.metrics import Scores
-from modeling_elmo.run_scripts.fine_tuning.task import Batch, Record, SplitOutput, Task, label_config
-from modeling_elmo.run_scripts.fine_tuning.trainer import DECAY_STEPS, TaskTrainingArguments
-from modeling_elmo.run_scripts.program.command_line import option
-from modeling_elmo.run_scripts.program.data_files import JSON_FORMATS, LocatedRow, RowReader, column_lines
+
+from ...program.command_line import option
+from ...program.data_files import JSON_FORMATS, LocatedRow, RowReader, column_lines
+from ..data import DataArguments, check_cell, is_text, label_names, split_sources
+from ..features import FeatureStore
+from ..metrics import Scores
+from ..task import Batch, Record, SplitOutput, Task, label_config
+from ..trainer import DECAY_STEPS, TaskTrainingArguments
 
 logger = logging.get_logger(__name__)
 

@@ -20,12 +20,13 @@ from transformers import DataCollatorWithPadding
 
 from modeling_elmo import ELMoForQuestionAnswering, ELMoTokenizer
 from modeling_elmo.heads.reader_pipeline import best_answers, characters_of_contexts
-from modeling_elmo.run_scripts.fine_tuning.data import DataArguments, check_cell, is_text, split_sources
-from modeling_elmo.run_scripts.fine_tuning.metrics import answer_scores
-from modeling_elmo.run_scripts.fine_tuning.task import Batch, Record, SplitOutput, Task, log_mean_probabilities
-from modeling_elmo.run_scripts.fine_tuning.trainer import ADADELTA_HELP, EMA_HELP, TaskTrainingArguments
-from modeling_elmo.run_scripts.program.command_line import option
-from modeling_elmo.run_scripts.program.data_files import LocatedRow, json_rows
+
+from ...program.command_line import option
+from ...program.data_files import LocatedRow, json_rows
+from ..data import DataArguments, check_cell, is_text, split_sources
+from ..metrics import answer_scores
+from ..task import Batch, Record, SplitOutput, Task, log_mean_probabilities
+from ..trainer import ADADELTA_HELP, EMA_HELP, TaskTrainingArguments
 
 QUESTION_WORDS = ("what", "which", "who", "whose", "whom", "when", "where", "why", "how")
 Characters = tuple[int, int]  # of a word in its context: the first, and the one after the last

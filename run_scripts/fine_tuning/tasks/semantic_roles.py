@@ -41,34 +41,13 @@ from modeling_elmo.heads.pipeline_inputs import check_numbers, join_words
 from modeling_elmo.heads.role_labeler import NO_WORD
 from modeling_elmo.heads.role_labeler_pipeline import PREDICATE_ROLES, PredicateTags, labeled_sentence, role_spans
 from modeling_elmo.inputs import NO_LABEL
-from modeling_elmo.run_scripts.fine_tuning.data import (
-    DataArguments,
-    check_cell,
-    row_labels,
-    sentence_of,
-    split_sources,
-    training_labels,
-)
-from modeling_elmo.run_scripts.fine_tuning.metrics import RATES, Scores
-from modeling_elmo.run_scripts.fine_tuning.task import (
-    Batch,
-    Record,
-    SplitOutput,
-    Task,
-    label_config,
-    log_mean_odds,
-    log_mean_probabilities,
-)
-from modeling_elmo.run_scripts.fine_tuning.trainer import ADADELTA_HELP, TaskTrainingArguments
-from modeling_elmo.run_scripts.program.command_line import option
-from modeling_elmo.run_scripts.program.data_files import (
-    JSON_FORMATS,
-    LocatedRow,
-    Location,
-    column_lines,
-    format_suffix,
-    not_words,
-)
+
+from ...program.command_line import option
+from ...program.data_files import JSON_FORMATS, LocatedRow, Location, column_lines, format_suffix, not_words
+from ..data import DataArguments, check_cell, row_labels, sentence_of, split_sources, training_labels
+from ..metrics import RATES, Scores
+from ..task import Batch, Record, SplitOutput, Task, label_config, log_mean_odds, log_mean_probabilities
+from ..trainer import ADADELTA_HELP, TaskTrainingArguments
 
 logger = logging.get_logger(__name__)
 

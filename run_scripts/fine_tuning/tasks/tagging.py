@@ -17,25 +17,12 @@ from transformers.utils import logging
 from modeling_elmo import ELMoForTokenClassification, ELMoTokenizer
 from modeling_elmo.heads.crf import tags_that_are_not_bio
 from modeling_elmo.inputs import NO_LABEL
-from modeling_elmo.run_scripts.fine_tuning.data import (
-    DataArguments,
-    Source,
-    check_cell,
-    class_name,
-    scored_labels,
-    sentence_of,
-    split_sources,
-)
-from modeling_elmo.run_scripts.fine_tuning.metrics import marks_entities, tagging_scores
-from modeling_elmo.run_scripts.fine_tuning.task import Batch, Record, SplitOutput, Task, label_config
-from modeling_elmo.run_scripts.program.command_line import option
-from modeling_elmo.run_scripts.program.data_files import (
-    COLUMN_SUFFIXES,
-    DEFAULT_TAGS,
-    JSON_FORMATS,
-    Location,
-    column_rows,
-)
+
+from ...program.command_line import option
+from ...program.data_files import COLUMN_SUFFIXES, DEFAULT_TAGS, JSON_FORMATS, Location, column_rows
+from ..data import DataArguments, Source, check_cell, class_name, scored_labels, sentence_of, split_sources
+from ..metrics import marks_entities, tagging_scores
+from ..task import Batch, Record, SplitOutput, Task, label_config
 
 logger = logging.get_logger(__name__)
 

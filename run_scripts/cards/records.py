@@ -1,0 +1,108 @@
+"""Records of runs: which of them belong together, and the means and deviations of their scores.
+
+The training of one arm with one seed leaves a record:
+
+    {"task": "ner", "arm": "elmo", "seed": 1, "metric": "f1", "metrics": {"validation": {"f1": 0.41}, "test": ...},
+     "layer_weights": {"input": [0.2, 0.5, 0.3]}, "train_samples": 3394, "epochs": 7.0, "seconds": 81.2, ...}
+
+The name of an arm may end in `@` and a share of the training data: `elmo@0.1`.
+"""
+
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ..program.files import read_json
+
+RunRecord = dict[str, Any]
+
+SPLITS = ("train", "validation", "test")  # in this order; other splits follow
+BASELINE_NAME = "baseline"  # the arm without ELMo
+NEEDED_KEYS = ("task", "arm", "seed", "metric", "metrics")
+
+
+def read_record(path: Path) -> RunRecord:
+    """The record in a JSON file, checked for the keys that tables need."""
+    record = read_json(path)
+    missing = [key for key in NEEDED_KEYS if key not in record] if isinstance(record, dict) else NEEDED_KEYS
+    if missing:
+        raise ValueError(f"{path} is not the record of a run: it lacks {', '.join(missing)}. Pass a file of a run.")
+    for split, scores in record["metrics"].items():
+        if record["metric"] not in scores:
+            raise ValueError(f"{path} has no {record['metric']} on {split}, only {list(scores)}. Run it again.")
+    return record
+
+
+def by_arm(records: Iterable[RunRecord]) -> dict[str, list[RunRecord]]:
+    """The records of each arm, in the order of their first records. A mean over wrong ones is refused."""
+    arms: dict[str, list[RunRecord]] = {}
+    for record in records:
+        arms.setdefault(record["arm"], []).append(record)
+    for arm, runs in arms.items():
+        seeds = [run["seed"] for run in runs]
+        if len(set(seeds)) < len(seeds):
+            raise ValueError(f"Arm {arm!r} has the seeds {seeds}; pass one record for each seed.")
+        first, *others = map(score_names, runs)
+        if different := sorted(first.union(*others) - first.intersection(*others)):
+            raise ValueError(f"Arm {arm!r}: not all of the seeds {seeds} have {', '.join(different)}; run them again.")
+    return arms
+
+
+def has_baseline(records: Iterable[RunRecord]) -> bool:
+    return any(record["arm"].partition("@")[0] == BASELINE_NAME for record in records)
+
+
+def splits_of(records: Iterable[RunRecord]) -> list[str]:
+    splits = {split for record in records for split in record["metrics"]}
+    return sorted(splits, key=lambda split: (SPLITS.index(split) if split in SPLITS else len(SPLITS), split))
+
+
+def numbers_on(record: RunRecord, split: str) -> dict[str, float]:
+    """The scores of a run on a split, without tables such as `per_type`."""
+    return {name: value for name, value in record["metrics"].get(split, {}).items() if isinstance(value, (int, float))}
+
+
+def score_names(record: RunRecord) -> set[str]:
+    """The scores that a run has, each with its split."""
+    return {f"{split} {name}" for split in record["metrics"] for name in numbers_on(record, split)}
+
+
+def scores_on(records: Iterable[RunRecord], split: str, metric: str) -> list[float]:
+    """The scores of those runs that have them."""
+    scores = (numbers_on(record, split) for record in records)
+    return [numbers[metric] for numbers in scores if metric in numbers]
+
+
+def best_record(records: Iterable[RunRecord]) -> RunRecord:
+    """The run with the best score on its first split: validation, or test if there is no other."""
+    return max(records, key=lambda record: record["metrics"][splits_of([record])[0]][record["metric"]])
+
+
+def mean_and_deviation(scores: Sequence[float] | np.ndarray) -> tuple[float, float]:
+    """The mean, NaN without scores, and the sample standard deviation, 0 of one score."""
+    if len(scores) == 0:
+        return np.nan, 0.0
+    deviation = float(np.std(scores, ddof=1)) if len(scores) > 1 else 0.0
+    return float(np.mean(scores)), deviation
+
+
+def mean_layer_weights(records: Iterable[RunRecord]) -> dict[str, np.ndarray]:
+    """Mean layer weights by place where ELMo enters, by arm, or by both, as needed to tell them apart."""
+    groups: dict[tuple[str, str], list[list[float]]] = defaultdict(list)
+    for record in records:
+        for place, weights in record.get("layer_weights", {}).items():
+            groups[record["arm"], place].append(weights)
+    arms = {arm for arm, _ in groups}
+    places = {place for _, place in groups}
+    means = {}
+    for (arm, place), group in groups.items():
+        label = f"{arm}, {place}"
+        if len(arms) == 1:
+            label = place
+        elif len(places) == 1:
+            label = arm
+        means[label] = np.mean(group, axis=0)
+    return means
