@@ -45,6 +45,14 @@ def onednn_at_any_size(monkeypatch):
 
 
 @pytest.fixture
+def two_threads():
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.fixture
 def warnings_of_transformers(caplog):
     """Its loggers, and ours, also write to `caplog`; `warning_once` forgets what it said."""
     from transformers.utils import logging  # after the environment above is set

@@ -1,4 +1,4 @@
-"""Small task heads of all kinds, with batches and targets."""
+"""Small task heads of all kinds with batches and targets, their networks, and pipelines."""
 
 import re
 
@@ -8,12 +8,18 @@ import torch.nn.functional as F
 
 from modeling_elmo import (
     ELMoConfig,
+    ELMoForCoreferenceResolution,
     ELMoForQuestionAnswering,
     ELMoForSemanticRoleLabeling,
     ELMoForSequenceClassification,
     ELMoForTokenClassification,
+    ELMoTokenizer,
 )
+from modeling_elmo.heads.coreference_pipeline import ELMoCoreferencePipeline
 from modeling_elmo.heads.packed_texts import PackedTexts
+from modeling_elmo.heads.reader import SpanReader
+from modeling_elmo.heads.role_labeler_pipeline import ELMoSemanticRolePipeline
+from modeling_elmo.heads.spans import RankedSpans, gold_clusters, marginal_loss, mention_loss
 from modeling_elmo.inputs import pad
 
 NAMES = ["O", "B-X", "I-X", "B-Y", "I-Y"]
@@ -190,3 +196,86 @@ def check_weights_on_disk(model, call, folder, parts=None):
         assert all(parameter.is_meta for parameter in loaded.get_submodule(part).parameters())
         with torch.no_grad():
             torch.testing.assert_close(call(loaded), call(model), msg=part)
+
+
+# Networks without their models
+
+WIDTH, ELMO, LABELS = 5, 4, 3
+# 1: question; 2: context; 0: markers and padding, on both sides
+SPANS = torch.tensor(
+    [[0, 1, 1, 1, 0, 0, 2, 2, 2, 2, 0], [0, 0, 1, 0, 2, 2, 2, 0, 0, 0, 0], [0, 0, 0, 0, 0, 1, 1, 0, 0, 2, 0]]
+)
+
+
+def make_network(kind, elmo=ELMO, dropout=0.5):
+    torch.manual_seed(0)
+    sizes = (WIDTH, 3) if kind is SpanReader else (WIDTH, 6, LABELS)
+    network = kind(*sizes, dropout, elmo).double().eval()
+    for parameter in network.parameters():
+        torch.nn.init.normal_(parameter, std=0.4)
+    return network
+
+
+def make_network_inputs(layout, elmo=ELMO):
+    """Words of both texts, with large values at padding."""
+    generator = torch.Generator().manual_seed(1)
+    inputs = torch.randn(*layout.shape, WIDTH + elmo, generator=generator, dtype=torch.float64)
+    inputs[layout == 0] = 1e3
+    return inputs[..., :WIDTH], layout == 1, layout == 2, inputs[..., WIDTH:] if elmo else None
+
+
+def run_network(network, inputs, first, second, elmo):
+    """A network on padded rows: logits, or a reader's scores of starts and ends at all positions, and of no answer."""
+    mask = torch.ones_like(first)  # a network reads the tokens of its texts alone
+    words, vectors = inputs[mask], None if elmo is None else elmo[mask]
+    if not isinstance(network, SpanReader):
+        texts = PackedTexts(first if second is first else torch.cat([first, second]), mask)
+        return network(words, texts, len(inputs), vectors)
+    contexts = PackedTexts(second, mask)
+    *scores, none = network(words, PackedTexts(first, mask), contexts, vectors)
+    return *(contexts.unpack(each, len(words)).view(mask.shape) for each in scores), none
+
+
+def mixed(layers, mix):
+    """Equation 1."""
+    shares = mix.weights.detach().exp() / mix.weights.detach().exp().sum()
+    return mix.gamma.detach() * sum(share * layer for share, layer in zip(shares, layers, strict=True))
+
+
+def losses_of_spans(spans: RankedSpans, gold):
+    given = torch.tensor([[*span, cluster] for span, cluster in gold.items()]).view(-1, 3).unbind(1)
+    kept = gold_clusters(spans.first_K, spans.last_K, *given)
+    every = gold_clusters(*spans.candidates[:2], *given)
+    return marginal_loss(spans, kept), mention_loss(spans.candidates[2], every)
+
+
+def make_coreference_pipeline(
+    side: str = "right", shift: float = -4.0, plain_signs: bool = False, **options
+) -> ELMoCoreferencePipeline:
+    """A random model that finds clusters of different sizes."""
+    how = {"padding_side": side, "pre_tokenization": "treebank", "plain_signs": plain_signs}
+    tokenizer = ELMoTokenizer(vocab=["<S>", "</S>", "<UNK>"], **how)
+    torch.manual_seed(0)
+    options = {"task_hidden_size": 6, "max_span_width": 3, "max_antecedents": 7, "train_singletons": True} | options
+    model = ELMoForCoreferenceResolution(ELMoConfig.from_preset("tiny", vocab_size=len(tokenizer), **options)).eval()
+    with torch.no_grad():
+        for parameter in model.ranker.parameters():
+            parameter.normal_(std=0.3)
+        model.ranker.pair_scorer.output.bias += shift  # some spans stay alone
+    return ELMoCoreferencePipeline(model=model, tokenizer=tokenizer)
+
+
+ROLE_NAMES = ["O", "B-ARG0", "I-ARG0", "B-V", "I-V", "B-C-V", "B-R-ARG0"]
+
+
+def make_role_pipeline(side: str = "right", **options) -> ELMoSemanticRolePipeline:
+    tokenizer = ELMoTokenizer(vocab=["<S>", "</S>", "<UNK>"], padding_side=side)
+    torch.manual_seed(0)
+    sizes = {"task_hidden_size": 6, "task_num_layers": 2, "dropout": 0.0, "id2label": dict(enumerate(ROLE_NAMES))}
+    config = ELMoConfig.from_preset("tiny", vocab_size=len(tokenizer), **sizes, **options)
+    model = ELMoForSemanticRoleLabeling(config).eval()
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if not name.startswith("elmo."):
+                parameter.normal_(std=0.7)
+    return ELMoSemanticRolePipeline(model=model, tokenizer=tokenizer)

@@ -1,6 +1,7 @@
 """The house as its imports show it: programs apart from parts, arrows in one direction, one meaning per name."""
 
 import ast
+import re
 from graphlib import TopologicalSorter
 from pathlib import Path
 
@@ -85,6 +86,12 @@ def test_the_top_of_run_scripts_has_only_programs():
 def test_no_part_imports_a_program():
     wrong = {module: found for module in FILES if (found := {name for name in OURS[module] if IS_PROGRAM[name]})}
     assert wrong.keys() <= {f"{RUN_SCRIPTS}demo"}, wrong  # it shows other programs
+
+
+def test_no_test_file_imports_another():
+    """What several need is in `bilm_models.py`, `head_models.py` and other files beside them."""
+    tests = {path.name: path.read_text(encoding="utf-8") for path in Path(__file__).parent.glob("*.py")}
+    assert not [name for name, text in tests.items() if re.search(r"^\s*(from|import) test_", text, re.MULTILINE)]
 
 
 def test_files_import_in_no_circle():

@@ -9,9 +9,9 @@ from types import SimpleNamespace
 import datasets
 import pytest
 import torch
+from head_models import make_coreference_pipeline
 from transformers import pipeline
 
-from modeling_elmo import ELMoConfig, ELMoForCoreferenceResolution, ELMoTokenizer
 from modeling_elmo.heads.coreference_pipeline import ELMoCoreferencePipeline, split_sentences, windows_of
 
 SENTENCES = [
@@ -23,25 +23,9 @@ SENTENCES = [
 WORDS = [["Ada", "wrote", "it"], ["She", "met", "the", "man", "in", "London"], ["He", "did", "not", "."]]
 
 
-def make_pipe(
-    side: str = "right", shift: float = -4.0, plain_signs: bool = False, **options
-) -> ELMoCoreferencePipeline:
-    """A random model that finds clusters of different sizes."""
-    how = {"padding_side": side, "pre_tokenization": "treebank", "plain_signs": plain_signs}
-    tokenizer = ELMoTokenizer(vocab=["<S>", "</S>", "<UNK>"], **how)
-    torch.manual_seed(0)
-    options = {"task_hidden_size": 6, "max_span_width": 3, "max_antecedents": 7, "train_singletons": True} | options
-    model = ELMoForCoreferenceResolution(ELMoConfig.from_preset("tiny", vocab_size=len(tokenizer), **options)).eval()
-    with torch.no_grad():
-        for parameter in model.ranker.parameters():
-            parameter.normal_(std=0.3)
-        model.ranker.pair_scorer.output.bias += shift  # some spans stay alone
-    return ELMoCoreferencePipeline(model=model, tokenizer=tokenizer)
-
-
 @pytest.fixture(scope="module", params=["right", "left"])
 def pipe(request) -> ELMoCoreferencePipeline:
-    return make_pipe(request.param)
+    return make_coreference_pipeline(request.param)
 
 
 def spans_by_cluster(pipe, sentences, are_words: bool) -> list[list[tuple[int, int, int]]]:
@@ -92,7 +76,7 @@ def test_sentences_without_words_change_nothing_but_positions(pipe):
 def test_singletons_are_left_out(pipe):
     every, without = pipe(SENTENCES)["clusters"], pipe(SENTENCES, singletons=False)["clusters"]
     assert without == [cluster for cluster in every if len(cluster) > 1] and 0 < len(without) < len(every)
-    untrained = make_pipe(train_singletons=False)
+    untrained = make_coreference_pipeline(train_singletons=False)
     assert all(len(cluster) > 1 for cluster in untrained(SENTENCES)["clusters"])
     with pytest.raises(ValueError, match="`singletons` is True"):
         untrained(SENTENCES, singletons=True)
@@ -100,7 +84,7 @@ def test_singletons_are_left_out(pipe):
 
 def test_a_short_document_has_one_span_or_none():
     """A single kept span has no antecedents to choose from."""
-    one = make_pipe()
+    one = make_coreference_pipeline()
     with torch.no_grad():
         one.model.ranker.mention_scorer.output.bias += 100.0
     (cluster,) = one([["Ada", "wrote", "it", "."]])["clusters"]
@@ -121,7 +105,7 @@ def test_several_documents(pipe, check_streams):
 
 def test_genres_and_speakers():
     options = {"use_speakers": True, "num_genres": 2, "num_labels": 2, "id2label": {0: "bc", 1: "nw"}}
-    pipe = make_pipe(**options, label2id={"bc": 0, "nw": 1})
+    pipe = make_coreference_pipeline(**options, label2id={"bc": 0, "nw": 1})
     with torch.no_grad():
         pipe.model.ranker.genres.weight.normal_(std=9.0)
     assert pipe(SENTENCES) == pipe(SENTENCES, genre="bc") != pipe(SENTENCES, genre="nw")
@@ -169,7 +153,7 @@ def test_windows_equal_plain_loops(max_words):
 
 def test_windows_find_what_the_whole_document_has():
     """All spans are kept, and their antecedents are near: then nothing depends on the rest of the document."""
-    pipe = make_pipe(max_span_width=1, spans_per_word=1.0, max_antecedents=5, shift=0.0)
+    pipe = make_coreference_pipeline(max_span_width=1, spans_per_word=1.0, max_antecedents=5, shift=0.0)
     with torch.no_grad():
         for parameter in pipe.model.ranker.parameters():
             parameter.normal_(std=0.3)
@@ -205,7 +189,7 @@ def test_sentencex_splits_text(pipe):
 def test_letters_in_parts_have_the_clusters_of_composed_ones():
     """Also their sentences: an abbreviation with an accent does not end one."""
     pytest.importorskip("sentencex")
-    pipe = make_pipe(plain_signs=True)
+    pipe = make_coreference_pipeline(plain_signs=True)
     text = "Émile ve el núm. 5 del café-bar/théâtre.  Él no está en la pág. 7. Zoë lo vio; Émile no."
     apart = unicodedata.normalize("NFD", text)
     ends = [apart.index("E\u0301l"), apart.index("Zoe"), len(apart)]

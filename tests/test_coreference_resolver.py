@@ -2,9 +2,8 @@
 
 import pytest
 import torch
-from head_models import check_weights_on_disk, fails, make_batch, make_model, read_by
+from head_models import check_weights_on_disk, fails, losses_of_spans, make_batch, make_model, read_by
 from huggingface_hub.errors import StrictDataclassError
-from test_spans import losses
 from transformers import AutoModelForTokenClassification
 
 from modeling_elmo import ELMoConfig, ELMoForCoreferenceResolution, ELMoForTokenClassification, ELMoModel
@@ -138,7 +137,7 @@ def test_the_loss_is_that_of_the_ranked_spans(options):
         starts = torch.tensor([0, *SENTENCES]).cumsum(0)[mentions[:, 0]] - 1  # position 1 is a sentence's first word
         words = starts[:, None] + mentions[:, 1:3]
         gold = {tuple(span): cluster for span, cluster in zip(words.tolist(), mentions[:, 3].tolist(), strict=True)}
-        marginal, mention = losses(ranked[-1], gold)
+        marginal, mention = losses_of_spans(ranked[-1], gold)
         wanted = marginal + model.penalty() + (mention if model.config.train_singletons else 0)
         torch.testing.assert_close(output.loss, wanted)
         kept, gold = ({tuple(row[:3]) for row in rows.tolist()} for rows in (output.clusters[0], mentions))

@@ -13,14 +13,12 @@ from unittest.mock import patch
 import pytest
 import torch
 from accelerate.state import AcceleratorState
-from head_models import HEADS, stirred
+from bilm_models import make_batch, make_model
+from head_models import HEADS, make_coreference_pipeline, make_role_pipeline, stirred
 from head_models import batch_of as batch_of_head
 from head_models import make_model as make_head
 from head_models import targets_of as targets_of_head
 from pretraining_worker import pretrain
-from test_coreference_pipeline import make_pipe
-from test_modeling_elmo import make_batch, make_model
-from test_role_labeler_pipeline import made_pipeline
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_map
 from transformers import Trainer, TrainingArguments
 
@@ -250,7 +248,7 @@ def test_pipelines(kind):
         parts = {"model": ELMoForQuestionAnswering(config), "tokenizer": ELMoTokenizer()}
         pipe, texts = ELMoQuestionAnsweringPipeline(**parts), [{"question": "Who?", "context": "Ada, in London."}] * 2
     else:
-        pipe = made_pipeline() if kind == "roles" else make_pipe()
+        pipe = make_role_pipeline() if kind == "roles" else make_coreference_pipeline()
         texts = ["The cat ate the fish.", "Snow fell."]
     expected = pipe(texts, batch_size=2)
     moved_pipe = type(pipe)(model=pipe.model, tokenizer=pipe.tokenizer, device=DEVICE)

@@ -7,15 +7,14 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
+from bilm_models import make_batch, tiny_model
+from bilm_models import make_model as make_bilm
 from head_models import fails
 from plain_elmo import PlainELMo
-from test_modeling_elmo import make_batch
-from test_modeling_elmo import make_model as make_bilm
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from modeling_elmo import (
-    ELMoConfig,
     ELMoForTokenClassification,
     ELMoModel,
     ELMoTokenizer,
@@ -146,9 +145,8 @@ def test_distinct_rows_survive_equal_hashes(monkeypatch):
 
 def make_pair(word_embedding_size=0, cls=ELMoModel, seed=0):
     tokenizer = ELMoTokenizer(vocab=["<S>", "</S>", "<UNK>", "play", "plays"])
-    torch.manual_seed(seed)
     sizes = {"vocab_size": len(tokenizer), "word_embedding_size": word_embedding_size}
-    return cls(ELMoConfig.from_preset("tiny", **sizes)).eval(), tokenizer
+    return tiny_model(cls, seed, **sizes), tokenizer
 
 
 def vectors(model, tokenizer, words):

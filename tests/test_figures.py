@@ -4,7 +4,7 @@ import sys
 
 import numpy as np
 import pytest
-from test_tables import RECORDS, record
+from run_records import RECORDS, record
 
 from modeling_elmo import ELMoConfig
 from modeling_elmo.run_scripts.cards import figures as figure_module

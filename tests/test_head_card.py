@@ -7,13 +7,13 @@ from pathlib import Path
 
 import pytest
 from huggingface_hub import ModelCard
-from test_bilm_card import CARDS
 
 from modeling_elmo import ELMoConfig
 from modeling_elmo.run_scripts.cards.card import CardArguments, write_card_facts
 from modeling_elmo.run_scripts.cards.head_card import write_head_card
 from modeling_elmo.run_scripts.program.files import write_json
 
+CARDS = Path(__file__).parent / "fixtures" / "cards"
 RECORD = {
     "arm": "elmo",
     "seed": 2,

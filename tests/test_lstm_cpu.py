@@ -1,58 +1,20 @@
-"""The recurrent kernel against torch.nn.LSTM (clips off) and a plain float64 loop (clips on); `torch.export` of it."""
+"""The recurrent kernel against torch.nn.LSTM (clips off) and a plain float64 loop (clips on)."""
 
 from unittest.mock import patch
 
 import numpy as np
 import pytest
 import torch
+from bilm_models import LSTM_LENGTHS, make_config, make_lstm, make_sequences, run_lstm
 from plain_elmo import PlainELMo
 from torch import nn
 
-from modeling_elmo import ELMoConfig, ELMoModel, elmo_backend
+from modeling_elmo import elmo_backend
 from modeling_elmo.inputs import Stream, pack
 from modeling_elmo.kernels import lstm_cpu, onednn, plan
 from modeling_elmo.kernels.products import _remembered, product
-from modeling_elmo.modeling_elmo import ELMoLSTM
 
 pytestmark = pytest.mark.usefixtures("onednn_at_any_size")
-
-LENGTHS = [5, 1, 9, 3, 9, 1]
-
-
-def make_config(**overrides):
-    return ELMoConfig.from_preset("tiny", **{"lstm_hidden_size": 21, "projection_size": 7, "dropout": 0.0, **overrides})
-
-
-def make_lstm(config, scale=1.0, dtype=torch.float32, seed=0):
-    generator = torch.Generator().manual_seed(seed)
-    lstm = ELMoLSTM(config)
-    for parameter in lstm.parameters():
-        spread = scale * (parameter.shape[1] ** -0.5 if parameter.dim() > 1 else 0.4)
-        parameter.data = (spread * torch.randn(parameter.shape, generator=generator)).to(dtype)
-    return lstm
-
-
-def make_batch(config, dtype=torch.float32, seed=1):
-    """Ragged sequences, their packing, and a state: tokens are `(batch, time, projection_size)`."""
-    generator = torch.Generator().manual_seed(seed)
-    mask = torch.arange(max(LENGTHS)) < torch.tensor(LENGTHS)[:, None]
-    tokens = torch.randn(len(LENGTHS), max(LENGTHS), config.projection_size, generator=generator).to(dtype)
-    shape = (config.num_hidden_layers, len(LENGTHS))
-    hidden = torch.randn(*shape, config.projection_size, generator=generator).to(dtype)
-    cell = torch.randn(*shape, config.lstm_hidden_size, generator=generator).to(dtype)
-    return tokens, mask, hidden, cell
-
-
-def run(lstm, tokens, mask, hidden, cell, order="forward_N"):
-    """Packs, runs and unpacks: outputs `(batch, time, projection_size)` of each layer, states in batch order."""
-    packing = pack(mask)
-    order_N = packing.positions_N[getattr(packing, order)]
-    rows = packing.rows_S
-    stream = Stream(tokens.flatten(0, 1), order_N, packing.batch_sizes, rows)
-    outputs, hidden_LSP, cell_LSH = lstm(stream, hidden[:, rows], cell[:, rows])
-    unpacked = [torch.zeros_like(tokens).flatten(0, 1).index_copy(0, order_N, out).view_as(tokens) for out in outputs]
-    back = rows.argsort()
-    return unpacked, hidden_LSP[:, back], cell_LSH[:, back]
 
 
 def in_torchs_order(gates):
@@ -91,12 +53,12 @@ def test_unclipped_equals_torch_lstm(inner, outer, forget_bias, backend):
     )
     lstm = make_lstm(config, dtype=torch.float64)
     other = torch_lstm(lstm, config)
-    tokens, mask, hidden, cell = make_batch(config, torch.float64)
+    tokens, mask, hidden, cell = make_sequences(config, torch.float64)
     ours, theirs = ([t.clone().requires_grad_() for t in (tokens, hidden, cell)] for _ in range(2))
 
     with elmo_backend(backend):
-        outputs, final_hidden, final_cell = run(lstm, ours[0], mask, *ours[1:])
-    packed = nn.utils.rnn.pack_padded_sequence(theirs[0], torch.tensor(LENGTHS), True, enforce_sorted=False)
+        outputs, final_hidden, final_cell = run_lstm(lstm, ours[0], mask, *ours[1:])
+    packed = nn.utils.rnn.pack_padded_sequence(theirs[0], torch.tensor(LSTM_LENGTHS), True, enforce_sorted=False)
     packed, (their_hidden, their_cell) = other(packed, tuple(theirs[1:]))
     their_outputs, _ = nn.utils.rnn.pad_packed_sequence(packed, batch_first=True)
 
@@ -133,13 +95,13 @@ def test_clipped_equals_plain_float64(backend, order, options, monkeypatch):
     monkeypatch.setattr(lstm_cpu, "CHUNK_ROWS", 7)  # several chunks of steps
     config = make_config(**options)
     lstm = make_lstm(config)
-    tokens, mask, hidden, cell = make_batch(config)
+    tokens, mask, hidden, cell = make_sequences(config)
     with torch.no_grad(), elmo_backend(backend.split()[0]):
-        outputs, final_hidden, final_cell = run(lstm, tokens, mask, hidden, cell, order)
+        outputs, final_hidden, final_cell = run_lstm(lstm, tokens, mask, hidden, cell, order)
 
     name = order.removesuffix("_N")
     plain = PlainELMo({f"{name}_lstm.{key}": value for key, value in lstm.state_dict().items()}, config)
-    for row, length in enumerate(LENGTHS):
+    for row, length in enumerate(LSTM_LENGTHS):
         states = [(hidden[i, row].double().numpy(), cell[i, row].double().numpy()) for i in range(len(lstm.layers))]
         sequence = tokens[row, :length].double().numpy()
         sequence = sequence[::-1] if order == "backward_N" else sequence
@@ -156,11 +118,11 @@ def test_clipped_equals_plain_float64(backend, order, options, monkeypatch):
 
 def gradients(lstm, config, backend, order, device="cpu", dtype=torch.float64):
     """Outputs, and gradients of inputs, states and weights for a loss that depends on all outputs."""
-    tokens, mask, *states = (tensor.to(device) for tensor in make_batch(config, dtype))
+    tokens, mask, *states = (tensor.to(device) for tensor in make_sequences(config, dtype))
     inputs = [tensor.requires_grad_() for tensor in (tokens, *states)]
     lstm.zero_grad()
     with elmo_backend(backend):
-        outputs, final_hidden, final_cell = run(lstm, inputs[0], mask, *inputs[1:], order)
+        outputs, final_hidden, final_cell = run_lstm(lstm, inputs[0], mask, *inputs[1:], order)
     sum(value.sin().sum() for value in (*outputs, final_hidden, final_cell)).backward()
     return [*outputs, final_hidden, final_cell, *(value.grad for value in (*inputs, *lstm.parameters()))]
 
@@ -184,13 +146,13 @@ def test_hand_written_gradients_equal_autograd(options, order, backend, device):
 
 def second_derivatives(lstm, config, loss):
     """A product of the second derivatives with a vector, and the same from differences of gradients."""
-    batch = [tensor.double() for tensor in make_batch(config, torch.float64)]
+    batch = [tensor.double() for tensor in make_sequences(config, torch.float64)]
     tokens, mask = batch[0], batch[1].bool()
     vector = torch.linspace(-1, 1, tokens.numel(), dtype=torch.float64).view_as(tokens)
 
     def gradient(tokens, **options):
         tokens = tokens.clone().requires_grad_()
-        output = loss(run(lstm, tokens, mask, *batch[2:])[0][-1])
+        output = loss(run_lstm(lstm, tokens, mask, *batch[2:])[0][-1])
         return tokens, torch.autograd.grad(output, tokens, **options)[0]
 
     tokens, found = gradient(tokens, create_graph=True)
@@ -236,7 +198,7 @@ def test_training_under_autocast_is_near_float64(order):
 @pytest.mark.parametrize("most", [1024, 3])
 def test_the_gates_of_a_repeated_word_are_computed_once(most, monkeypatch):
     config = make_config()
-    lstm, (_, mask, hidden, cell) = make_lstm(config), make_batch(config)
+    lstm, (_, mask, hidden, cell) = make_lstm(config), make_sequences(config)
     words, packing = torch.randn(4, config.projection_size), pack(mask)
     index = torch.randint(0, 4, (int(mask.sum()),))[packing.backward_N]
     stream = Stream(words, index, packing.batch_sizes, packing.rows_S)
@@ -255,10 +217,10 @@ def test_the_gates_of_a_repeated_word_are_computed_once(most, monkeypatch):
 
 def test_a_hooked_linear_is_called():
     config = make_config()
-    lstm, batch = make_lstm(config), make_batch(config)
-    before, *_ = run(lstm, *batch)
+    lstm, batch = make_lstm(config), make_sequences(config)
+    before, *_ = run_lstm(lstm, *batch)
     lstm.layers[0].projection.register_forward_hook(lambda layer, arguments, output: 2 * output)
-    after, *_ = run(lstm, *batch)
+    after, *_ = run_lstm(lstm, *batch)
     assert (before[0] - after[0]).abs().max() > 0.1
 
 
@@ -275,14 +237,14 @@ CHANGES = {
 @pytest.mark.parametrize("change", CHANGES)
 def test_packed_weights_follow_the_parameters(change):
     config = make_config(lstm_hidden_size=64, projection_size=16)
-    lstm, new, batch = make_lstm(config), make_lstm(config, seed=5), make_batch(config)
+    lstm, new, batch = make_lstm(config), make_lstm(config, seed=5), make_sequences(config)
     with torch.no_grad():
-        before, *_ = run(lstm, *batch)
+        before, *_ = run_lstm(lstm, *batch)
         for mine, other in zip(lstm.parameters(), new.parameters(), strict=True):
             CHANGES[change](mine, other)
-        outputs, *_ = run(lstm, *batch)
+        outputs, *_ = run_lstm(lstm, *batch)
         with elmo_backend("reference"):
-            expected, *_ = run(lstm, *batch)
+            expected, *_ = run_lstm(lstm, *batch)
     torch.testing.assert_close(outputs[-1], expected[-1], atol=1e-5, rtol=1e-5)
     assert (outputs[-1] - before[-1]).abs().max() > 1e-3
 
@@ -306,44 +268,7 @@ def test_packed_weights_die_with_their_parameters():
     before = len(_remembered)
     lstm = make_lstm(config)
     with torch.no_grad():
-        run(lstm, *make_batch(config))
+        run_lstm(lstm, *make_sequences(config))
     assert len(_remembered) == before + 4
     del lstm
     assert len(_remembered) == before
-
-
-# `torch.export`
-
-
-def inputs_of(rows: int, words: int) -> dict:
-    """States, and words with a mask of any pattern. The first row is full and the last, if there are more, is empty."""
-    generator = torch.Generator().manual_seed(rows * 100 + words)
-    mask = torch.rand(rows, words, generator=generator) < 0.6
-    mask[0], mask[1:][-1:] = True, False
-    characters = torch.randint(1, 262, (rows, words, 6), generator=generator) * mask[..., None]
-    states = tuple(torch.randn(rows, 2, 2, size, generator=generator) for size in (5, 7))
-    return {"character_ids": characters, "attention_mask": mask.long(), "initial_states": states}
-
-
-def test_an_exported_model_reads_every_size_and_mask():
-    """From an example of 2 rows of 3 words. Weights are so large that both clips act."""
-    torch.manual_seed(0)
-    sizes = {"projection_size": 5, "lstm_hidden_size": 7, "max_word_length": 6, "char_cnn_filters": [[1, 4], [3, 5]]}
-    model = ELMoModel(make_config(**sizes)).eval().requires_grad_(False)
-    for parameter in model.parameters():
-        parameter.mul_(3)
-    batch, time = torch.export.Dim("batch"), torch.export.Dim("time")
-    shapes = {"initial_states": ({0: batch}, {0: batch})}
-    shapes |= dict.fromkeys(("character_ids", "attention_mask"), {0: batch, 1: time})
-    exported = torch.export.export(model, (), inputs_of(2, 3), dynamic_shapes=shapes, strict=False).module()
-    for rows, words in ((1, 1), (2, 40), (5, 8)):
-        inputs = inputs_of(rows, words)
-        found, expected = exported(**inputs), model(**inputs)
-        for name in ("last_hidden_state", "elmo_embeddings", "hidden_states", "final_states"):
-            torch.testing.assert_close(found[name], expected[name], rtol=0, atol=1e-5)
-    assert (expected.final_states[1].abs() == model.config.cell_clip).any()
-    assert (expected.hidden_states[1].abs() == model.config.projection_clip).any()
-    with pytest.raises(ValueError, match="`token_type_ids` cannot be exported"):
-        torch.export.export(model, (), {**inputs, "token_type_ids": inputs["attention_mask"]}, strict=False)
-    with pytest.raises(ValueError, match=r"Call `model.eval\(\)`"):
-        torch.export.export(model.train(), (), inputs, strict=False)

@@ -1,7 +1,6 @@
 """The model against a plain float64 implementation; its guarantees to users; its error messages."""
 
 import math
-import pickle
 import sys
 from pathlib import Path
 
@@ -9,53 +8,22 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from accelerate.utils import recursively_apply
-from head_models import check_weights_on_disk, fails
+from bilm_models import LENGTHS, both_classes, make_batch, make_config, make_model
+from head_models import fails
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from plain_elmo import PlainELMo
-from transformers.utils import ModelOutput
 
 import modeling_elmo.modeling_elmo
 from modeling_elmo import (
     ELMoConfig,
     ELMoForPreTraining,
-    ELMoForTokenClassification,
     ELMoModel,
-    ELMoTokenizer,
     ScalarMix,
     elmo_backend,
 )
 
 pytestmark = pytest.mark.usefixtures("onednn_at_any_size")
-
-LENGTHS = [6, 1, 4]
-both_classes = pytest.mark.parametrize("cls", [ELMoModel, ELMoForPreTraining])  # heads: tests/test_task_heads.py
-
-
-def make_config(**overrides):
-    sizes = {"char_cnn_filters": [[1, 3], [2, 5], [4, 6]], "max_word_length": 9, "char_vocab_size": 30}
-    sizes |= {"lstm_hidden_size": 21, "projection_size": 7, "vocab_size": 12}
-    return ELMoConfig.from_preset("tiny", **{**sizes, **overrides})
-
-
-def make_model(cls=ELMoModel, seed=0, **overrides):
-    torch.manual_seed(seed)
-    return cls(make_config(**overrides)).eval()
-
-
-def make_batch(config, lengths=LENGTHS, seed=0, side="right"):
-    """Random words of 1 to max_word_length characters; id 29 after the end of a word, 0 at padding words."""
-    generator = torch.Generator().manual_seed(seed)
-    width = config.max_word_length
-    time = max(lengths)
-    characters = torch.randint(1, 29, (len(lengths), time, width), generator=generator)
-    ends = torch.randint(1, width + 1, (len(lengths), time, 1), generator=generator)
-    characters = characters.where(torch.arange(width) < ends, 29)
-    mask = torch.arange(time) < torch.tensor(lengths)[:, None]
-    mask = mask.flip(1) if side == "left" else mask
-    words = torch.randint(4, config.vocab_size, mask.shape, generator=generator) * mask
-    return {"character_ids": characters * mask[..., None], "input_ids": words, "attention_mask": mask.long()}
 
 
 @pytest.mark.parametrize(
@@ -359,7 +327,7 @@ def test_sentence_embeddings_are_means_over_words(side):
 
 @both_classes
 def test_every_parameter_gets_a_gradient(cls):
-    model = make_model(cls, word_embedding_size=4, scalar_mix_layer_norm="token").train()
+    model = make_model(cls, word_embedding_size=4, scalar_mix_layer_norm="token", dropout=0.1).train()
     batch = make_batch(model.config)
     if cls is ELMoModel:
         model(**batch).elmo_embeddings.square().sum().backward()
@@ -415,52 +383,6 @@ def test_initialization_table():
 
 
 # The language model
-
-
-def plain_log_probs(model, batch, row):
-    """Log-probabilities `(2, time, classes)` of both directions for one row's tokens in float64, without <PAD>.
-
-    They are 0 at positions that a direction does not predict.
-    """
-    plain = PlainELMo(model.elmo.state_dict(), model.config)
-    weight, bias = model.softmax.weight.detach().double().numpy(), model.softmax.bias.detach().double().numpy()
-    top = plain(batch["character_ids"][row][batch["attention_mask"][row].bool()].numpy())[-1]
-    forward, backward = np.split(top, 2, axis=1)
-    found = np.zeros((2, len(top), len(weight) - 1))
-    for position in range(len(top)):
-        for direction, source in ((0, position - 1), (1, position + 1)):
-            if 0 <= source < len(top):
-                logits = (weight @ (backward if direction else forward)[source] + bias)[1:]
-                found[direction, position] = logits - np.log(np.exp(logits).sum())
-    return found
-
-
-@pytest.mark.parametrize("side", ["right", "left"])
-def test_scores_are_log_probabilities_and_the_loss_is_their_mean(side):
-    model = make_model(ELMoForPreTraining)
-    with torch.no_grad():
-        model.softmax.bias.uniform_(-1, 1)
-    batch = make_batch(model.config, side=side)
-    expected = np.zeros((2, *batch["input_ids"].shape))
-    for row, real in enumerate(batch["attention_mask"].bool()):
-        targets = batch["input_ids"][row, real] - 1  # without <PAD>
-        expected[:, row, real] = plain_log_probs(model, batch, row)[:, range(len(targets)), targets]
-    scores = model.score(**batch)
-    np.testing.assert_allclose(scores.forward_log_probs, expected[0], atol=1e-6)
-    np.testing.assert_allclose(scores.backward_log_probs, expected[1], atol=1e-6)
-
-    labels = batch["input_ids"].where(batch["attention_mask"].bool(), -100)
-    labels[0, 2] = -100
-    expected *= (labels != -100).numpy()
-    forward, backward = (-each.sum() / np.count_nonzero(each) for each in expected)
-    output = model(**batch, labels=labels)
-    assert not output.forward_loss.requires_grad and not output.backward_loss.requires_grad
-    assert output.forward_loss.item() == pytest.approx(forward, abs=1e-6)
-    assert output.backward_loss.item() == pytest.approx(backward, abs=1e-6)
-    assert output.loss.item() == pytest.approx((forward + backward) / 2, abs=1e-6)
-    counted = model(**batch, labels=labels, num_items_in_batch=10)
-    assert counted.loss.item() == pytest.approx(-expected.sum() / 20, abs=1e-6)
-    assert torch.equal(model(**batch, labels=labels.to(torch.int8)).loss, output.loss)
 
 
 def test_two_streams_equal_one_text_read_twice():
@@ -534,185 +456,6 @@ def test_a_softmax_that_cannot_be_tied_is_refused_where_it_is_needed(options, tm
     assert all(weight.shape == tied.state_dict()[name].shape for name, weight in model.state_dict().items())
 
 
-def test_errors_of_the_language_model():
-    model = make_model(ELMoForPreTraining, has_softmax=False)
-    batch = make_batch(model.config)
-    words = batch["input_ids"]
-    assert model(**batch).loss is None
-    for call in (model.score, lambda **batch: model(**batch, labels=words)):
-        fails("no softmax for probabilities", call, **batch)
-    model.train()
-    assert model(**batch, labels=words).loss.isfinite() and model.config.has_softmax
-    fails("labels` are shifted inside", model, **batch, labels=words, forward_targets=words)
-    fails("Received `forward_targets` alone", model, **batch, forward_targets=words)
-    fails("only special words", make_model(ELMoForPreTraining, vocab_size=4), **batch, labels=words)
-    fails("`labels` has dtype torch.bool", model, **batch, labels=words.bool())
-    fails(r"`labels` has shape \(3, 2\); pass shape \(3, 6\)", model, **batch, labels=words[:, :2])
-    fails("ids from 12 to 12", model, **batch, labels=torch.full_like(words, 12))
-    fails("`labels` has <PAD> at a word", model, **batch, labels=torch.zeros_like(words))
-    fails(r"call `model.eval\(\)` first", model.predict_words, **batch)
-    model.eval()
-    fails("`direction` is 'left'", model.predict_words, **batch, direction="left")
-    fails("`top_k` is 12; pass 1 to 11", model.predict_words, **batch, top_k=12)
-    fails("pass `input_ids` with `character_ids`", model.score, batch["character_ids"])
-
-
-@pytest.mark.parametrize("direction, chunk", [("forward", 1000), ("backward", 1), ("both", 1)])
-def test_predicted_words_are_the_likeliest(direction, chunk, monkeypatch):
-    monkeypatch.setattr("modeling_elmo.scoring.CHUNK_LOGITS", chunk)
-    model = make_model(ELMoForPreTraining)
-    batch = make_batch(model.config)
-    found = model.predict_words(**batch, top_k=4, direction=direction)
-    for row, length in enumerate(LENGTHS):
-        log_probs = plain_log_probs(model, batch, row)
-        log_probs = log_probs.sum(0) if direction == "both" else log_probs[int(direction == "backward")]
-        for position in range(found.word_ids.shape[1]):
-            word_ids, values = found.word_ids[row, position], found.log_probs[row, position]
-            if position >= length or not log_probs[position].any():
-                assert not word_ids.any() and not values.any()
-                continue
-            expected = log_probs[position] - np.log(np.exp(log_probs[position]).sum())
-            assert word_ids.tolist() == (np.argsort(-expected)[:4] + 1).tolist()
-            np.testing.assert_allclose(values, np.sort(expected)[::-1][:4], atol=1e-6)
-
-
-@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
-def test_predicting_and_scoring_in_other_dtypes(dtype):
-    model = make_model(ELMoForPreTraining)
-    batch = make_batch(model.config)
-    expected, scores = model.predict_words(**batch), model.score(**batch)
-    found, found_scores = model.to(dtype).predict_words(**batch), model.score(**batch)
-    atol = 0.1 if dtype == torch.bfloat16 else 1e-5
-    np.testing.assert_allclose(found.log_probs, expected.log_probs, atol=atol)
-    np.testing.assert_allclose(found_scores.forward_log_probs, scores.forward_log_probs, atol=atol)
-    cells = model(**batch).final_states[1]
-    assert cells.dtype == torch.promote_types(dtype, torch.float32)  # never in half precision
-
-
-@pytest.mark.parametrize("cls", [ELMoModel, ELMoForTokenClassification])
-def test_a_checkpoint_without_softmax_predicts_nothing(cls, tmp_path):
-    make_model(cls).save_pretrained(tmp_path)
-    model = ELMoForPreTraining.from_pretrained(tmp_path)
-    batch = make_batch(model.config)
-    fails("no softmax for probabilities", model, **batch, labels=batch["input_ids"])
-    make_model(ELMoForPreTraining).save_pretrained(tmp_path)
-    assert ELMoForPreTraining.from_pretrained(tmp_path).config.has_softmax
-    sizes = {"vocab_size": 30, "ignore_mismatched_sizes": True}  # the softmax of the checkpoint does not fit
-    assert not ELMoForPreTraining.from_pretrained(tmp_path, **sizes).config.has_softmax
-
-
-@pytest.mark.parametrize("size", [6, 20])
-def test_resizing_keeps_the_rows_that_remain(size):
-    model = make_model(ELMoForPreTraining, word_embedding_size=4)
-    before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
-    table = model.resize_token_embeddings(size)
-    assert model.config.vocab_size == model.elmo.config.vocab_size == size
-    assert table.weight.shape == (size, 4) and model.softmax.bias.shape == (size,)
-    for name, tensor in model.state_dict().items():
-        kept = min(len(before[name]), len(tensor))
-        assert torch.equal(tensor[:kept], before[name][:kept]), name
-    batch = make_batch(model.config)
-    model(**batch, labels=batch["input_ids"]).loss.backward()
-    assert model.resize_token_embeddings(pad_to_multiple_of=8).weight.shape[0] % 8 == 0
-    fails("A vocabulary of 3 words has no room", model.resize_token_embeddings, 3)
-    fails("a size of 8.0 and a multiple of 0", model.resize_token_embeddings, 8.0, 0)
-
-
-@pytest.mark.parametrize("size", [7, 12, 40])
-def test_resizing_changes_the_last_cluster_of_an_adaptive_softmax(size, tmp_path):
-    """Compared with torch's module, built for the new size with the rows that remain and the mean of the cluster."""
-    options = {"projection_size": 16, "softmax_type": "adaptive", "adaptive_cutoffs": [2, 5]}
-    model = make_model(ELMoForPreTraining, **options).eval()
-    rows, width = model.softmax.adaptive.tail[-1][1].weight.detach(), model.config.projection_size
-    expected = torch.nn.AdaptiveLogSoftmaxWithLoss(width, size - 1, [2, 5], div_value=4.0, head_bias=True)
-    changed = torch.cat([rows, rows.mean(0).expand(size, -1)])[: size - 1 - 5]
-    expected.load_state_dict(model.softmax.adaptive.state_dict() | {"tail.1.1.weight": changed})
-    model.resize_token_embeddings(size)
-    hidden = torch.randn(3, width)
-    found = model.softmax(hidden)
-    assert found.shape == (3, size) and found[:, 0].isneginf().all()
-    torch.testing.assert_close(found[:, 1:], expected.log_prob(hidden))
-    batch = make_batch(model.config)
-    loss = model(**batch, labels=batch["input_ids"]).loss
-    model.save_pretrained(tmp_path)
-    again = ELMoForPreTraining.from_pretrained(tmp_path)
-    assert torch.equal(again.eval()(**batch, labels=batch["input_ids"]).loss, loss)
-    bilm = ELMoModel.from_pretrained(tmp_path)
-    bilm.resize_token_embeddings(5)  # it has no softmax whose clusters could be too large
-    bilm.save_pretrained(tmp_path)
-    assert ELMoModel.from_pretrained(tmp_path).config.vocab_size == 5
-
-
-def test_other_clusters_of_an_adaptive_softmax_stay():
-    options = {"projection_size": 16, "softmax_type": "adaptive", "adaptive_cutoffs": [2, 5]}
-    model = make_model(ELMoForPreTraining, word_embedding_size=4, **options)
-    before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
-    message = "only the words after the first 6 can change"
-    fails(message, model.resize_token_embeddings, 6)
-    for rows in ([0, 2, 1, *range(3, 12)], [0, 1, 2, 3, 4, 5, 6, 5], [0, 1, 2, 3, 4, -1, 6]):
-        fails(message, model.replace_vocabulary, rows)
-    assert model.elmo.word_embeddings.num_embeddings == model.config.vocab_size == 12  # nothing has changed
-    assert all(torch.equal(tensor, before[name]) for name, tensor in model.state_dict().items())
-    model.replace_vocabulary([0, 1, 2, 3, 4, 5, 9, -1, 7])
-    rows = before["softmax.adaptive.tail.1.1.weight"]
-    assert torch.equal(model.softmax.adaptive.tail[1][1].weight, torch.stack([rows[3], rows.mean(0), rows[1]]))
-
-
-def test_new_words_are_random_as_the_present_ones():
-    model = make_model(word_embedding_size=100, vocab_size=2004)
-    before = model.word_embeddings.weight.detach().std()
-    table = model.resize_token_embeddings(4000, mean_resizing=False)
-    assert table.weight[2004:].std().item() == pytest.approx(before.item(), rel=0.05)
-
-
-def test_a_cache_of_the_former_word_vectors_is_not_saved(tmp_path):
-    tokenizer = ELMoTokenizer(vocab=["<PAD>", "<S>", "</S>", "<UNK>", "the"])
-    model = ELMoModel(ELMoConfig.from_preset("tiny", word_embedding_size=4, vocab_size=5)).eval()
-    model.cache_vocabulary(["the"], tokenizer, save=True)
-    model.resize_token_embeddings(20)
-    model.save_pretrained(tmp_path)
-    assert model.vocabulary_cache is None and ELMoModel.from_pretrained(tmp_path).vocabulary_cache is None
-
-
-def test_another_vocabulary_takes_the_rows_of_shared_words():
-    model = make_model(ELMoForPreTraining, word_embedding_size=4)
-    with torch.no_grad():
-        model.softmax.bias.uniform_()
-    before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
-    rows = [0, 1, 2, 3, -1, 9, 4, -1]
-    model.replace_vocabulary(rows)
-    assert model.config.vocab_size == 8
-    for name in ("softmax.weight", "softmax.bias", "elmo.word_embeddings.weight"):
-        expected = torch.stack([before[name].mean(0) if row < 0 else before[name][row] for row in rows])
-        torch.testing.assert_close(model.state_dict()[name], expected)
-    message = r"`source_rows` has \[8\]; pass 0 to 7"
-    fails(message, model.replace_vocabulary, [0, 1, 2, 3, 8])
-    unpublished = make_model(ELMoForPreTraining, has_softmax=False, vocab_size=4)
-    unpublished.replace_vocabulary([0, 1, 2, 3, -1, -1])  # random rows; with the mean, all words would be equal
-    assert not torch.equal(*unpublished.softmax.weight[-2:])
-
-
-OFFLOADED = {
-    "full": ("softmax", {}),
-    "sampled": ("softmax", {"softmax_type": "sampled", "num_sampled": 3}),
-    "adaptive": ("softmax", {"softmax_type": "adaptive", "projection_size": 16, "adaptive_cutoffs": [5]}),
-    "encoder": ("elmo.char_encoder", {"word_embedding_size": 4}),
-    "LSTM": ("elmo.forward_lstm", {}),
-}
-
-
-@pytest.mark.parametrize(("part", "options"), OFFLOADED.values(), ids=OFFLOADED)
-def test_parts_may_be_on_disk(part, options, tmp_path):
-    model = make_model(ELMoForPreTraining, **options)
-    batch = make_batch(model.config)
-
-    def call(each):
-        output = each(**batch, labels=batch["input_ids"], output_hidden_states=True)
-        return [output.to_tuple(), each.score(**batch).to_tuple(), each.predict_words(**batch, top_k=3).to_tuple()]
-
-    check_weights_on_disk(model, call, tmp_path, [part])
-
-
 # Bad input
 
 
@@ -740,24 +483,6 @@ def test_errors_name_what_was_received():
     with pytest.raises(TypeError, match="`character_ids` is a list; pass a tensor: .*return_tensors='pt'"):
         model(characters.tolist())
     fails("pass `input_ids`", make_model(char_vocab_size=0, word_embedding_size=7), character_ids=characters)
-
-
-@both_classes
-def test_final_states_are_a_pair_whose_items_have_rows(cls):
-    """Pipelines read `items()`. What is made of these items, or of a pickle, has the pair again."""
-    model = make_model(cls).requires_grad_(False)
-    output = model(**make_batch(model.config))
-    states = dict(output.items())["final_states"]
-    assert isinstance(states, ModelOutput) and list(states) == ["hidden", "cell"]
-    batch = make_batch(model.config)
-    torch.testing.assert_close(
-        model(**batch, initial_states=states), model(**batch, initial_states=output.final_states)
-    )
-    others = type(output)(output.items()), recursively_apply(torch.clone, output), pickle.loads(pickle.dumps(output))
-    for pair in (output["final_states"], output.to_tuple()[-1], *(other.final_states for other in others)):
-        assert type(pair) is tuple
-        torch.testing.assert_close(pair, output.final_states)
-    torch.testing.assert_close(model(**batch, return_dict=False), output.to_tuple())
 
 
 @pytest.mark.parametrize("rows, time", [(0, 4), (2, 0)])

@@ -11,7 +11,6 @@ from transformers import pipeline
 
 from modeling_elmo import ELMoConfig, ELMoForQuestionAnswering, ELMoForTokenClassification, ELMoTokenizer
 from modeling_elmo.heads.reader_pipeline import ELMoQuestionAnsweringPipeline
-from modeling_elmo.heads.tagger_pipeline import ELMoTokenClassificationPipeline
 
 QUESTION = "Who wrote it?"
 CONTEXT = "Ada Lovelace (1815) wrote the first program, in 1843. Charles Babbage built no engine; they met in London."
@@ -178,18 +177,3 @@ def test_letters_in_parts_have_the_answers_of_composed_ones():
         assert found["answer"] == apart["context"][found["start"] : found["end"]]
         assert unicodedata.normalize("NFC", found["answer"]) == expected["answer"]
         assert found["score"] == pytest.approx(expected["score"], rel=1e-5)
-
-
-@pytest.mark.parametrize("strategy", ["none", "simple", "first", "average", "max"])
-@pytest.mark.parametrize("delimiter", [" ", ""])
-def test_no_entity_ends_behind_its_text(strategy, delimiter):
-    """Of given words, some of which are empty."""
-    tokenizer = ELMoTokenizer(vocab=["<S>", "</S>", "<UNK>"])
-    config = ELMoConfig.from_preset("tiny", vocab_size=len(tokenizer), head="linear", id2label={0: "I-PER"})
-    options = {"tokenizer": tokenizer, "aggregation_strategy": strategy}
-    find = ELMoTokenClassificationPipeline(model=ELMoForTokenClassification(config), **options)
-    for words in (["Ana", "Paris", ""], ["", "a", "", "b"], [""]):
-        length = len(delimiter.join(words))
-        found = find([words], is_split_into_words=True, delimiter=delimiter)[0]
-        assert max(entity["end"] for entity in found) == length
-        assert all(entity["start"] <= entity["end"] for entity in found)

@@ -20,6 +20,7 @@ from typing import Any
 
 import pytest
 from clean_python import run
+from documents import LINK, sections, sentence_lengths
 
 from modeling_elmo.run_scripts.modeling_elmo_cli import PROGRAMS
 
@@ -55,7 +56,6 @@ DATA = {
 FEWEST_WORDS, MOST_WORDS = 13, 21  # of a sentence, on average
 TASKS = ("ner", "classify", "qa", "srl", "coref", "all")
 SCORE = r"\d+\.\d+"
-LINK = re.compile(r"(?:\]\(|<img src=\")(?!https?:)([^)#\"]*)#?([^)\"]*)[)\"]")
 
 
 @pytest.fixture
@@ -193,12 +193,6 @@ def test_sentences_are_neither_long_nor_chopped(name):
         assert mean(length <= 7 for length in lengths) <= 0.25
 
 
-def sections(path: Path) -> list[str]:
-    """What a link may name after `#`."""
-    headings = re.findall(r"^#+ (.*)$", path.read_text(encoding="utf-8"), re.MULTILINE)
-    return [re.sub(r"[^\w -]", "", heading.lower()).replace(" ", "-") for heading in headings]
-
-
 def run_blocks(name: str) -> tuple[dict[str, Any], int]:
     """Runs the `elmo` commands and the Python of a document; compares the Python's output with the block below it.
 
@@ -270,12 +264,3 @@ def figures_of_results(readme: str) -> list[tuple[list[str], list[str]]]:
         numbers = re.findall(r"\d+\.\d+ ± \d+\.\d+|-?\d+(?:\.\d+)*(?:e-\d+)?", re.sub(r"\(.*?\)", "", cells))
         found += [(numbers, re.findall(r"RESULTS\.md#[\w-]+", cells))] if numbers else []
     return found
-
-
-def sentence_lengths(text: str) -> list[int]:
-    """The words of each sentence, without blocks of code, tables and headings; code in a sentence is one word."""
-    lines = re.sub(r"```.*?```", "", text, flags=re.DOTALL).splitlines()
-    prose = " ".join(line for line in lines if not line.startswith(("|", "#", "    ")))
-    prose = re.sub(r"\]\([^)]*\)", "]", re.sub(r"`[^`]*`", "x", prose))
-    lengths = [len(sentence.split()) for sentence in re.split(r"[.!?](?:\s|$)", prose)]
-    return [length for length in lengths if length > 2]  # shorter ones are labels, such as "Yes."

@@ -8,11 +8,11 @@ from unittest.mock import patch
 import pytest
 import torch
 from datasets import Dataset
+from head_models import ROLE_NAMES, make_role_pipeline
 from transformers import pipeline
 
 from modeling_elmo import (
     ELMoConfig,
-    ELMoForSemanticRoleLabeling,
     ELMoForTokenClassification,
     ELMoTokenizer,
 )
@@ -21,25 +21,11 @@ from modeling_elmo.heads.role_labeler_pipeline import ELMoSemanticRolePipeline
 
 TEXTS = ["The cat, which slept, ate the fish.", "Snow fell", "They gave it up: he said so, at least to us."]
 WORDS = [["The", "cat", "ate", "the", "fish", "."], ["Snow", "fell"]]
-NAMES = ["O", "B-ARG0", "I-ARG0", "B-V", "I-V", "B-C-V", "B-R-ARG0"]
-
-
-def made_pipeline(side: str = "right", **options) -> ELMoSemanticRolePipeline:
-    tokenizer = ELMoTokenizer(vocab=["<S>", "</S>", "<UNK>"], padding_side=side)
-    torch.manual_seed(0)
-    sizes = {"task_hidden_size": 6, "task_num_layers": 2, "dropout": 0.0, "id2label": dict(enumerate(NAMES))}
-    config = ELMoConfig.from_preset("tiny", vocab_size=len(tokenizer), **sizes, **options)
-    model = ELMoForSemanticRoleLabeling(config).eval()
-    with torch.no_grad():
-        for name, parameter in model.named_parameters():
-            if not name.startswith("elmo."):
-                parameter.normal_(std=0.7)
-    return ELMoSemanticRolePipeline(model=model, tokenizer=tokenizer)
 
 
 @pytest.fixture(scope="module", params=["right", "left"])
 def pipe(request) -> ELMoSemanticRolePipeline:
-    return made_pipeline(request.param)
+    return make_role_pipeline(request.param)
 
 
 @torch.no_grad()
@@ -53,7 +39,7 @@ def plain_tags(pipe, words: list[str], predicate: int | None) -> tuple[list[str]
     labels = output.predictions[0, 1:-1].tolist()
     probabilities = [output.logits[0, place, label].exp().item() for place, label in enumerate(labels, 1)]
     found = [word for word in range(len(words)) if output.predicate_logits[0, 1 + word] > 0]
-    return [NAMES[label] for label in labels], probabilities, found
+    return [ROLE_NAMES[label] for label in labels], probabilities, found
 
 
 def plain_result(pipe, text: str, words: list[str], predicates: list[int] | None = None) -> dict:
@@ -152,7 +138,7 @@ def test_data_sets_are_read_row_by_row(pipe, check_streams, batch_size):
 
 @pytest.mark.parametrize("options", [{"use_elmo": False}, {"freeze_bilm": False}, {"head": "linear"}])
 def test_other_networks(options):
-    pipe = made_pipeline(**{"task_word_embedding_size": 4} | options)
+    pipe = make_role_pipeline(**{"task_word_embedding_size": 4} | options)
     assert pipe(TEXTS, batch_size=2) == [plain_result(pipe, text, words_of(pipe, text)) for text in TEXTS]
 
 

@@ -10,8 +10,8 @@ from statistics import mean
 import pytest
 import torch
 from clean_python import run
+from documents import sentence_lengths
 from safetensors.torch import load_file
-from test_readme import sentence_lengths
 from transformers import AutoModel, AutoTokenizer
 
 from modeling_elmo import ELMoModel, ELMoTokenizer

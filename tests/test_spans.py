@@ -6,6 +6,7 @@ import random
 import pytest
 import torch
 import torch.utils.checkpoint
+from head_models import losses_of_spans
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from modeling_elmo import ELMoConfig
@@ -15,9 +16,6 @@ from modeling_elmo.heads.spans import (
     SplitScorer,
     best_spans,
     candidate_spans,
-    gold_clusters,
-    marginal_loss,
-    mention_loss,
     nearest_antecedents,
     predicted_clusters,
 )
@@ -126,13 +124,6 @@ def make_gold(kept, words):
     return {span: min(number, 5) % 3 if number < 8 else number for number, span in enumerate(sorted(spans))}
 
 
-def losses(spans: RankedSpans, gold):
-    given = torch.tensor([[*span, cluster] for span, cluster in gold.items()]).view(-1, 3).unbind(1)
-    kept = gold_clusters(spans.first_K, spans.last_K, *given)
-    every = gold_clusters(*spans.candidates[:2], *given)
-    return marginal_loss(spans, kept), mention_loss(spans.candidates[2], every)
-
-
 @pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS)
 @pytest.mark.parametrize("lengths", DOCUMENTS.values(), ids=DOCUMENTS)
 def test_spans_scores_and_losses_are_those_of_the_papers(lengths, options):
@@ -152,10 +143,11 @@ def test_spans_scores_and_losses_are_those_of_the_papers(lengths, options):
             torch.testing.assert_close(score, expected[antecedent])
     gold = make_gold(kept, sum(lengths))
     wanted = plain_loss(mentions, kept, pairs, gold)
-    torch.testing.assert_close(losses(found, gold), wanted)
+    torch.testing.assert_close(losses_of_spans(found, gold), wanted)
     leaves = [*ranker.parameters(), *document[:2]]
     gradients = [
-        torch.autograd.grad(sum(each), leaves, materialize_grads=True) for each in (losses(found, gold), wanted)
+        torch.autograd.grad(sum(each), leaves, materialize_grads=True)
+        for each in (losses_of_spans(found, gold), wanted)
     ]
     torch.testing.assert_close(*gradients)
     if max(lengths) > 5:
@@ -210,7 +202,7 @@ def test_documents_without_kept_spans(lengths):
     spans = ranker(*make_document(lengths))
     assert [tuple(each.shape) for each in spans[:5]] == [(0,), (0,), (0,), (0, 0), (0, 1)]
     assert predicted_clusters(spans, True).shape == (0,)
-    marginal, mention = losses(spans, {(0, 0): 0} if lengths else {})
+    marginal, mention = losses_of_spans(spans, {(0, 0): 0} if lengths else {})
     assert marginal == 0 and (mention > 0) == bool(lengths)
 
 
@@ -240,7 +232,7 @@ def test_pieces_change_nothing(monkeypatch):
         monkeypatch.setattr("modeling_elmo.heads.spans.PIECE", 7)
         torch.manual_seed(3)
         spans = ranker(*document)
-        loss = sum(losses(spans, make_gold([(0, 0), (1, 2), (8, 9), (10, 10)], 16)))
+        loss = sum(losses_of_spans(spans, make_gold([(0, 0), (1, 2), (8, 9), (10, 10)], 16)))
         found.append([loss, *torch.autograd.grad(loss, leaves, materialize_grads=True)])
     torch.testing.assert_close(*found, rtol=0, atol=0)
     ranker.eval()
@@ -254,7 +246,7 @@ def test_no_tensor_has_a_vector_for_each_pair(monkeypatch):
     ranker, document = make_ranker(max_span_width=10), make_document([20] * 10)
     with Largest() as largest:
         spans = ranker(*document)
-        losses(spans, {(0, 0): 0, (5, 5): 0})[0].backward()
+        losses_of_spans(spans, {(0, 0): 0, (5, 5): 0})[0].backward()
     pairs, width = int((spans.antecedents_KA >= 0).sum()), 2 * STATES + HEADS + 20
     assert pairs > 10000 and largest.numel < pairs * width / 5
 

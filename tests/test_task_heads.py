@@ -1,18 +1,18 @@
-"""All task heads: inputs of their networks, losses, frozen biLMs, saving, loading, learning, errors."""
+"""All task heads: inputs of their networks, frozen biLMs, padding, saving, loading, learning, errors.
+
+Each head is compared with its mixes in loops, with given layers, with each row alone, and with what was saved.
+"""
 
 import json
 import re
 
 import pytest
 import torch
-import torch.nn.functional as F
 from head_models import (
     HEADS,
-    NAMES,
-    PAIRS,
     PAPER_NETWORKS,
     PLACEMENTS,
-    WORDS,
+    SPANS,
     aligned,
     batch_of,
     check_weights_on_disk,
@@ -25,9 +25,13 @@ from head_models import (
     make_batch,
     make_config,
     make_model,
+    make_network,
+    make_network_inputs,
     marked,
+    mixed,
     read_by,
     row_of,
+    run_network,
     stirred,
     targets_of,
     text_of,
@@ -42,16 +46,13 @@ from modeling_elmo import (
     ELMoModel,
 )
 from modeling_elmo.heads import packed_texts, task_model
+from modeling_elmo.heads.classifier import BiattentiveClassifier, ESIMClassifier
+from modeling_elmo.heads.reader import SpanReader
+from modeling_elmo.heads.recurrence import VariationalDropout
 from modeling_elmo.inputs import pad
 from modeling_elmo.kernels import products
 
 # Inputs of the networks
-
-
-def mixed(layers, mix):
-    """Equation 1."""
-    shares = mix.weights.detach().exp() / mix.weights.detach().exp().sum()
-    return mix.gamma.detach() * sum(share * layer for share, layer in zip(shares, layers, strict=True))
 
 
 def network_inputs(model, batch):
@@ -90,21 +91,6 @@ def test_networks_read_word_vectors_and_elmo(cls, options, place):
     assert list(model.mixes()) == [*["input"] * (place != "output"), *["output"] * (place != "input")]
     if place == "both":
         assert not torch.equal(model.input_mix.weights, model.output_mix.weights)
-
-
-def test_elmo_between_two_biLSTMs_of_a_tagger():
-    """TagLM (Peters et al. 2017, equation 6): the top layer beside the output of the first biLSTM."""
-    model = stirred(make_model(ELMoForTokenClassification, elmo_placement="between", scalar_mix_mode="top"))
-    batch = batch_of(model, side="left")
-    (words, texts, between), top = read_by(model, model.encoder, batch), model.elmo(**batch).hidden_states[-1]
-    mask = batch["attention_mask"].bool()
-    torch.testing.assert_close(between, texts.pack(model.between_mix.gamma.detach() * top[mask]))
-    features = model.token_features(batch["character_ids"], batch["input_ids"], mask)
-    torch.testing.assert_close(words, texts.pack(features))
-    assert list(model.mixes()) == ["between"] and model.classifier.in_features == model.encoder.output_size
-    for name, options in (("bcn", {}), ("tagger", {"task_num_layers": 1})):  # no such place
-        cls, config = PAPER_NETWORKS[name][0], make_config(**options, elmo_placement="between")
-        fails(f"elmo_placement='between' .*{cls.__name__}.*task_num_layers={config.task_num_layers}", cls, config)
 
 
 @every_paper_network
@@ -275,33 +261,6 @@ def test_replicas_tell_what_their_model_tells(warnings_of_transformers):
     assert len(warnings_of_transformers.messages) == 1
 
 
-BILOU, BMES = ["O", "B-X", "I-X", "L-X", "U-X"], ["O", "B-X", "M-X", "E-X", "S-X"]
-
-
-@pytest.mark.parametrize(
-    ("labels", "told"),
-    [
-        (NAMES, None),
-        (["LABEL_0", "LABEL_1"], None),
-        (["NOUN", "VERB", "X"], None),
-        (BILOU, "The labels 'L-X', 'U-X' are not BIO tags"),
-        ([*BMES, "M-Y"], "The labels 'M-X', 'E-X', 'S-X' and 1 more are not BIO tags"),
-    ],
-)
-def test_labels_that_the_pipeline_does_not_group_are_told_once_per_model(
-    labels, told, tmp_path, warnings_of_transformers
-):
-    for number in range(2):
-        model = make_model(ELMoForTokenClassification, id2label=dict(enumerate(labels)))
-        assert len(warnings_of_transformers.messages) == number * bool(told)
-        for _ in range(2):
-            model.save_pretrained(tmp_path)
-    messages = warnings_of_transformers.messages
-    assert len(messages) == 2 * bool(told) and all(told in message for message in messages)
-    ELMoForTokenClassification.from_pretrained(tmp_path)
-    assert len(messages) == 2 * bool(told)
-
-
 @every_head_on_elmo
 def test_a_frozen_bilm_is_the_same_in_training(cls, options):
     model = make_model(cls, **options, dropout=0.5)
@@ -373,31 +332,6 @@ def test_padding_and_neighbors_change_nothing(cls, options, side, number):
         if "predictions" in together:
             assert torch.equal(together.predictions[row][real], alone.predictions[0])
             assert (together.predictions[row][~real] == -100).all()
-
-
-# Losses of whole texts
-
-
-@pytest.mark.parametrize("name", [name for name, head in HEADS.items() if head[0] is ELMoForSequenceClassification])
-@pytest.mark.parametrize("problem", ["regression", "single_label_classification", "multi_label_classification"])
-def test_losses_equal_torch(name, problem):
-    cls, options = HEADS[name]
-    model = stirred(make_model(cls, **options, scalar_mix_l2=0.2, num_labels=1 if problem == "regression" else 5))
-    batch = batch_of(model)
-    targets, loss = {
-        "regression": (torch.randn(4), lambda logits, labels: F.mse_loss(logits[:, 0], labels)),
-        "single_label_classification": (torch.tensor([0, 3, 1, 4]), F.cross_entropy),
-        "multi_label_classification": (torch.rand(4, 5).round(), F.binary_cross_entropy_with_logits),
-    }[problem]
-    penalty = 0.2 * sum(mix.weights.square().sum() for mix in model.mixes().values())
-    output = model(**batch, labels=targets)
-    torch.testing.assert_close(output.loss, loss(output.logits, targets) + penalty)
-    assert model.config.problem_type == problem
-    if options.get("head") == "linear":
-        real = batch["attention_mask"].bool()
-        vectors = mixed(model.elmo(**batch).hidden_states, model.input_mix)
-        means = torch.stack([vectors[row, real[row]].mean(0) for row in range(4)])
-        torch.testing.assert_close(output.logits, model.classifier(means))
 
 
 # Saving and loading
@@ -486,69 +420,6 @@ def test_labels_are_integers_that_fit(cls, options):
         fails(f"`{name}` ", model, **batch, **{**targets, name: ids + 99})
 
 
-def test_errors_of_taggers():
-    model = make_model(ELMoForTokenClassification)
-    batch = make_batch(model.config)
-    words = batch["input_ids"]
-    nameless = {name: tensor for name, tensor in batch.items() if name != "input_ids"}
-    fails("pass `input_ids`", model, **nameless)
-    fails("`input_ids` has ids from 12 to 12, .* 0 to 11", model, **{**batch, "input_ids": words * 0 + 12})
-    vectors = torch.zeros(*words.shape, 7)
-    fails("`inputs_embeds` replace .* this head also reads words itself", model, inputs_embeds=vectors)
-    model.config.id2label = {str(number): name for number, name in enumerate(NAMES)}
-    fails("`config.id2label` is .*pass a name for each id from 0 to 4", model, **batch)
-    bare = make_model(ELMoForTokenClassification, task_word_embedding_size=0, task_char_cnn_filters=[])
-    fails("only they tell the markers <S> and </S> from words", bare, **nameless)
-    assert (bare(inputs_embeds=vectors).predictions >= 0).all()  # all positions are words
-    linear = make_model(ELMoForTokenClassification, head="linear")
-    torch.testing.assert_close(linear(**nameless).logits, linear(**batch).logits)
-    assert linear(inputs_embeds=vectors).logits.shape == (*words.shape, 5)
-
-
-def test_errors_of_classifiers():
-    model = make_model(ELMoForSequenceClassification, num_labels=3)
-    batch = make_batch(model.config, PAIRS)
-    types = batch["token_type_ids"] + (torch.arange(batch["input_ids"].shape[1]) == 1)
-    fails("`token_type_ids` has values from 0 to 2", model, **{**batch, "token_type_ids": 2 * types.clamp(max=1)})
-    fails("`labels` has ids from -1 to 2.*remove rows", model, **batch, labels=torch.tensor([-1, 0, 1, 2]))
-    several = make_model(ELMoForSequenceClassification, num_labels=3, problem_type="multi_label_classification")
-    fails(r"`labels` has shape \(4,\); pass shape \(4, 3\)", several, **batch, labels=torch.zeros(4))
-    number = make_model(ELMoForSequenceClassification, num_labels=1)
-    losses = [number(**batch, labels=torch.arange(4).to(dtype)).loss for dtype in (torch.int64, torch.float32)]
-    assert losses[0] == losses[1]
-    with pytest.raises(TypeError, match="`labels` is a list; pass a tensor"):
-        model(**batch, labels=[0, 1, 2, 0])
-    baseline = make_model(ELMoForSequenceClassification, use_elmo=False)
-    outside = {**batch, "character_ids": batch["character_ids"] * 30}
-    fails("`character_ids` has ids from .* to 870", baseline, **outside)
-
-
-def test_single_texts_and_pairs_in_one_batch():
-    """A text of type 1, or without a type, is a single text. ESIM compares two."""
-    model = make_model(ELMoForSequenceClassification, elmo_placement="both")
-    batch = make_batch(model.config, [3, (2, 2), 5, (1, 4)])
-    with torch.no_grad():
-        together = model(**batch).logits
-        for row in range(4):
-            alone = row_of(batch, row)
-            kinds = [alone["token_type_ids"]]
-            kinds += [] if kinds[0].any() else [None, torch.ones_like(kinds[0])]
-            for types in kinds:
-                logits = model(**{**alone, "token_type_ids": types}).logits[0]
-                torch.testing.assert_close(logits, together[row], atol=1e-5, rtol=1e-5)
-    fails("row 0 has one", make_model(ELMoForSequenceClassification, classifier="esim"), **batch)
-
-
-def test_batches_without_rows_or_words():
-    for options in ({}, {"classifier": "esim"}, {"head": "linear", "task_word_embedding_size": 0}):
-        model = make_model(ELMoForSequenceClassification, **options)
-        inputs = {name: rows[:0] for name, rows in make_batch(model.config, PAIRS).items()}
-        assert model(**inputs).logits.shape == (0, len(NAMES))
-    single = make_model(ELMoForSequenceClassification)
-    inputs = {name: rows[:, :0] for name, rows in make_batch(single.config, WORDS).items()}
-    assert single(**inputs).logits.isfinite().all()
-
-
 LINEAR_HEADS = [HEADS[name] for name in HEADS if name.endswith("linear")]
 PLACES = [
     (ELMoForTokenClassification, {}, "input"),
@@ -623,3 +494,45 @@ def test_rows_that_are_too_long(cls, options, monkeypatch):
     length = batch["attention_mask"].shape[1]
     monkeypatch.setattr(task_model, "LONGEST_ROW", length - 1)
     fails(f"row has {length} tokens. Heads read up to {length - 1}: split it", model, **batch)
+
+
+# Networks without their models
+
+# Of pooled vectors; of sequences: a reader's are question and context, the inputs of three biGRUs, self-attention.
+DROPOUTS = {BiattentiveClassifier: (3, 1), ESIMClassifier: (2, 1), SpanReader: (0, 6)}
+
+
+@pytest.mark.parametrize("kind", DROPOUTS)
+def test_dropout_acts_in_training_alone_and_alike_at_all_words(kind):
+    network, inputs, pooled, masks = make_network(kind), make_network_inputs(SPANS), [], []
+    torch.testing.assert_close(run_network(network, *inputs), run_network(network, *inputs))
+    for module in network.modules():
+        if isinstance(module, VariationalDropout):
+            module.register_forward_hook(lambda _, x, y: masks.append((*x, y)))
+        elif isinstance(module, torch.nn.Dropout):
+            module.register_forward_hook(lambda _, x, y: pooled.append((y == 0).any()))
+    run_network(network.train(), *inputs)
+    assert (len(pooled), len(masks)) == DROPOUTS[kind] and all(pooled)
+    for before, text, after in masks:
+        is_kept = torch.stack([(after[text == number] != 0).any(0) for number in range(int(text.max()) + 1)])
+        torch.testing.assert_close(after, 2 * before * is_kept[text])
+        assert (before != 0)[~is_kept[text]].any()
+
+
+@pytest.mark.parametrize("kind", DROPOUTS)
+def test_initialization_fills_linear_layers_and_leaves_the_rest(kind):
+    network = make_network(kind)
+    before = {name: parameter.detach().clone() for name, parameter in network.named_parameters()}
+    loaded, weight = next((name, each) for name, each in network.named_parameters() if ".layers." not in name)
+    weight._is_hf_initialized = True  # loading marks parameters of a checkpoint in this way
+    network.initialize_parameters()
+    for name, parameter in network.named_parameters():
+        if ".layers." in name or name == loaded:
+            torch.testing.assert_close(parameter.detach(), before[name])
+        elif name.endswith("bias"):
+            assert not parameter.any()
+        elif name.endswith("product"):
+            assert (parameter == 0.25).all()
+        else:
+            bound = (6 / sum(parameter.shape)) ** 0.5
+            assert 0.5 * bound < parameter.abs().max() <= bound

@@ -8,7 +8,7 @@ import nbclient
 import nbformat
 import numpy as np
 import pytest
-from test_readme import LINK, sections
+from documents import LINK, sections
 
 DOCS = Path(__file__).parents[1] / "docs"
 NOTEBOOKS = ["tour.ipynb", "tour.ko.ipynb"]

@@ -19,7 +19,7 @@ from transformers.modeling_outputs import SequenceClassifierOutput
 from ..configuration_elmo import ELMoConfig
 from ..inputs import NO_LABEL, check_ids, check_range, check_shape
 from ..kernels.products import fast_linear
-from .packed_texts import PackedTexts, masked_softmax
+from .packed_texts import PackedTexts, Places, masked_softmax
 from .recurrence import TaskLSTM, VariationalDropout, glorot_
 from .task_model import ELMoTaskModel, is_second, reads_batch, row_numbers
 
@@ -40,8 +40,9 @@ class TextPairClassifier(nn.Module):
     def encode(self, inputs_ND: Tensor, texts: PackedTexts, elmo_NE: Tensor | None) -> Tensor:
         """The encoded texts, `(packed tokens, encoded_size)`."""
         encoded_ME = self.encoder(texts.pack(inputs_ND), texts)
-        # section 5.2 of the ELMo paper
-        return encoded_ME if elmo_NE is None else torch.cat([encoded_ME, texts.pack(elmo_NE)], -1)
+        if elmo_NE is None:
+            return encoded_ME
+        return torch.cat([encoded_ME, texts.pack(elmo_NE)], -1)  # section 5.2 of the ELMo paper
 
     def initialize_parameters(self):
         """Glorot-uniform linear layers, biases 0. The biLSTMs initialize themselves."""
@@ -87,17 +88,20 @@ class BiattentiveClassifier(TextPairClassifier):
             rows: the number of rows.
             elmo_NE: `(tokens, output_elmo_size)`.
         """
-        texts_ME = self.encode(fast_linear(self.feedforward, inputs_ND).relu(), texts, elmo_NE)
+        words_NH = fast_linear(self.feedforward, inputs_ND).relu()
+        texts_ME = self.encode(words_NH, texts, elmo_NE)
         context_ME = attend_to_other(texts_ME, texts, rows)
         compared = torch.cat([texts_ME, texts_ME - context_ME, texts_ME * context_ME], -1)
         integrated_MH = self.integrator(self.sequence_dropout(compared, texts.text_N), texts)
-        joint_BJ = both_texts(self._pool(integrated_MH, texts), rows)
+        pooled_SP = self._pool(integrated_MH, texts)
+        joint_BJ = both_texts(pooled_SP, rows)
         for linear in cast(Iterable[nn.Linear], self.joint):
             joint_BJ = fast_linear(linear, self.dropout(joint_BJ)).relu()
         return self.output(self.dropout(joint_BJ))
 
     def _pool(self, integrated_MH: Tensor, texts: PackedTexts) -> Tensor:
-        attentive_SH = texts.sum(texts.softmax(self.attention(integrated_MH)) * integrated_MH)
+        weights_M1 = texts.softmax(self.attention(integrated_MH))
+        attentive_SH = texts.sum(weights_M1 * integrated_MH)
         least_SH = -texts.max(-integrated_MH)
         return torch.cat([texts.max(integrated_MH), texts.mean(integrated_MH), least_SH, attentive_SH], 1)
 
@@ -134,7 +138,8 @@ class ESIMClassifier(TextPairClassifier):
         projected_MH = fast_linear(self.projection, enhanced).relu()
         composed_MH = self.composition(self.sequence_dropout(projected_MH, texts.text_N), texts)
         pooled_SP = torch.cat([texts.mean(composed_MH), texts.max(composed_MH)], 1)
-        joint_BJ = fast_linear(self.joint, self.dropout(both_texts(pooled_SP, rows))).tanh()
+        joint_BJ = self.dropout(both_texts(pooled_SP, rows))
+        joint_BJ = fast_linear(self.joint, joint_BJ).tanh()
         return self.output(self.dropout(joint_BJ))
 
 
@@ -147,12 +152,14 @@ def attend_to_other(texts_ME: Tensor, texts: PackedTexts, rows: int) -> Tensor:
         texts_ME: `(packed tokens, width)`.
         rows: B. The other text of `s` is `(s + B) % S`.
     """
-    found = []
-    for own, other in texts.pairs(texts, rows):
-        own_RLE, other_RLE = own.read(texts_ME), other.read(texts_ME)
-        affinity_RLL = own_RLE @ other_RLE.transpose(1, 2)
-        found.append((own, masked_softmax(affinity_RLL, other.mask_RL[:, None], -1) @ other_RLE))
-    return texts.join(found)
+
+    def attention(text: Places, other: Places) -> Tensor:
+        text_RLE = text.read(texts_ME)
+        other_RLE = other.read(texts_ME)
+        affinity_RLL = text_RLE @ other_RLE.transpose(1, 2)
+        return masked_softmax(affinity_RLL, other.mask_RL[:, None], -1) @ other_RLE
+
+    return texts.attend(texts, attention, rows)
 
 
 def both_texts(pooled_SP: Tensor, rows: int) -> Tensor:
@@ -205,9 +212,10 @@ class ELMoForSequenceClassification(ELMoTaskModel):
         inputs = self.read(character_ids, input_ids, attention_mask, token_type_ids, inputs_embeds, elmo_hidden_states)
         batch = inputs.mask_BT.shape[0]
         if self.is_linear:
-            sums_BD = inputs.tokens_ND.new_zeros(batch, inputs.tokens_ND.shape[1])
-            sums_BD = sums_BD.index_add(0, row_numbers(inputs.mask_BT), inputs.tokens_ND)
-            logits = self.classifier(sums_BD / inputs.mask_BT.sum(1, keepdim=True).clamp(min=1))
+            zeros_BD = inputs.tokens_ND.new_zeros(batch, inputs.tokens_ND.shape[1])
+            sums_BD = zeros_BD.index_add(0, row_numbers(inputs.mask_BT), inputs.tokens_ND)
+            counts_B1 = inputs.mask_BT.sum(1, keepdim=True)
+            logits = self.classifier(sums_BD / counts_B1.clamp(min=1))
         else:
             texts = PackedTexts(self._texts(inputs.mask_BT, token_type_ids), inputs.mask_BT)
             logits = self.classifier(inputs.tokens_ND, texts, batch, inputs.output_NE)
@@ -222,16 +230,20 @@ class ELMoForSequenceClassification(ELMoTaskModel):
 
     def _loss(self, logits: Tensor, labels: Tensor) -> Tensor:
         """The loss of `config.problem_type`. If it is `None`, the shape of the labels decides."""
-        kind, is_row = self.config.problem_type, isinstance(labels, Tensor) and labels.dim() == 1
+        kind = self.config.problem_type
+        is_row = isinstance(labels, Tensor) and labels.dim() == 1
         if kind == "single_label_classification" or kind is None and is_row and self.num_labels > 1:
             check_ids("labels", labels, (len(logits),))
             labels = labels.long()
+            is_known = labels != NO_LABEL
             advice = "load it with num_labels=..., or remove rows without a label (-1)"
-            check_range("labels", labels[labels != NO_LABEL], self.num_labels, advice)
-            count = (labels != NO_LABEL).sum().clamp(min=1)
+            check_range("labels", labels[is_known], self.num_labels, advice)
+            count = is_known.sum().clamp(min=1)
             return self.loss_function(labels, logits, self.config, num_items_in_batch=count) + self.penalty()
-        check_shape("labels", labels, (len(logits),) if is_row and self.num_labels == 1 else tuple(logits.shape))
-        labels = labels if labels.is_floating_point() else labels.to(logits.dtype)
+        is_number = is_row and self.num_labels == 1
+        check_shape("labels", labels, (len(logits),) if is_number else tuple(logits.shape))
+        if not labels.is_floating_point():
+            labels = labels.to(logits.dtype)
         return self.loss_function(labels, logits, self.config) + self.penalty()
 
     def _texts(self, mask_BT: Tensor, token_type_ids: Tensor | None) -> Tensor:
@@ -243,11 +255,12 @@ class ELMoForSequenceClassification(ELMoTaskModel):
         single_B = ~second_BT.any(1) | (second_BT | ~mask_BT).all(1)
         alone_B = single_B & mask_BT.any(1)  # a row of padding has no text
         if alone_B.any() and self.config.classifier == "esim":
+            row = int(alone_B.nonzero()[0])
             raise ValueError(
-                f"ESIM compares two texts, but row {int(alone_B.nonzero()[0])} has one. Pass pairs with their "
-                "`token_type_ids`, as tokenizer(premises, hypotheses) returns them, or use classifier='bcn'."
+                f"ESIM compares two texts, but row {row} has one. Pass pairs with their `token_type_ids`, as "
+                "tokenizer(premises, hypotheses) returns them, or use classifier='bcn'."
             )
         if single_B.all():
             return mask_BT
-        own_BT = mask_BT & single_B[:, None]  # the whole row
-        return torch.cat([own_BT | (mask_BT & ~second_BT), own_BT | second_BT])
+        single_BT = mask_BT & single_B[:, None]
+        return torch.cat([single_BT | (mask_BT & ~second_BT), single_BT | second_BT])

@@ -14,7 +14,7 @@ from transformers.modeling_outputs import QuestionAnsweringModelOutput
 from ..configuration_elmo import ELMoConfig
 from ..inputs import NO_LABEL, check_ids, pad, word_mask
 from ..kernels.products import fast_linear
-from .packed_texts import PackedTexts, masked_softmax
+from .packed_texts import PackedTexts, Places, masked_softmax
 from .recurrence import TaskGRU, VariationalDropout, glorot_
 from .task_model import ELMoTaskModel, is_second, reads_batch
 
@@ -59,7 +59,8 @@ class SpanReader(nn.Module):
 
     def __init__(self, input_size: int, hidden_size: int, dropout: float, output_elmo_size: int = 0):
         super().__init__()
-        width, encoded = 2 * hidden_size, 2 * hidden_size + output_elmo_size
+        width = 2 * hidden_size
+        encoded = width + output_elmo_size
         self.output_elmo_size = output_elmo_size
         self.dropout = VariationalDropout(dropout)
         self.encoder = TaskGRU(input_size, hidden_size)
@@ -86,33 +87,40 @@ class SpanReader(nn.Module):
             questions, contexts: the words of each, a text in each row.
             elmo_NE: `(tokens, output_elmo_size)`.
         """
-        question_ME, context_ME = (self._encoded(inputs_ND, texts, elmo_NE) for texts in (questions, contexts))
+        question_ME = self._encoded(inputs_ND, questions, elmo_NE)
+        context_ME = self._encoded(inputs_ND, contexts, elmo_NE)
         read_MH = self._attend(context_ME, contexts, question_ME, questions)
         read_MH = read_MH + self._attend_to_itself(read_MH, contexts)
         start_MH = self.start_encoder(self.dropout(read_MH, contexts.text_N), contexts)
-        end_MH = self.end_encoder(self.dropout(torch.cat([start_MH, read_MH], -1), contexts.text_N), contexts)
-        start_M1, end_M1 = self.start(start_MH), self.end(end_MH)
-        scores = (start_M1, end_M1, self.pooling(read_MH))
+        joined_MJ = torch.cat([start_MH, read_MH], -1)
+        end_MH = self.end_encoder(self.dropout(joined_MJ, contexts.text_N), contexts)
+        start_M1 = self.start(start_MH)
+        end_M1 = self.end(end_MH)
         pooled = [
-            contexts.sum(contexts.softmax(scores_M1) * states_MH)
-            for scores_M1, states_MH in zip(scores, (start_MH, end_MH, read_MH), strict=True)
+            contexts.sum(contexts.softmax(start_M1) * start_MH),
+            contexts.sum(contexts.softmax(end_M1) * end_MH),
+            contexts.sum(contexts.softmax(self.pooling(read_MH)) * read_MH),
         ]
-        none_B = self.none(self.none_hidden(torch.cat(pooled, -1)).relu()).squeeze(-1)
-        return start_M1.squeeze(-1), end_M1.squeeze(-1), none_B
+        none_B1 = self.none(self.none_hidden(torch.cat(pooled, -1)).relu())
+        return start_M1.squeeze(-1), end_M1.squeeze(-1), none_B1.squeeze(-1)
 
     def _encoded(self, words_ND: Tensor, texts: PackedTexts, elmo_NE: Tensor | None) -> Tensor:
         encoded_ME = self.dropout(self.encoder(texts.pack(words_ND), texts), texts.text_N)
-        return encoded_ME if elmo_NE is None else torch.cat([encoded_ME, texts.pack(elmo_NE)], -1)
+        if elmo_NE is None:
+            return encoded_ME
+        return torch.cat([encoded_ME, texts.pack(elmo_NE)], -1)
 
     def _attend(self, context_ME: Tensor, contexts: PackedTexts, question_ME: Tensor, questions: PackedTexts) -> Tensor:
-        found = []
-        for context, question in contexts.pairs(questions):
-            question_RLE, words_R1L = question.read(question_ME), question.mask_RL[:, None]
+        def attention(context: Places, question: Places) -> Tensor:
+            question_RLE = question.read(question_ME)
+            is_word_R1L = question.mask_RL[:, None]
             scores_RLL = self.attention(context.read(context_ME), question_RLE)
-            attended_RLE = masked_softmax(scores_RLL, words_R1L, -1) @ question_RLE
-            highest_RL = scores_RLL.masked_fill(~words_R1L, torch.finfo(scores_RLL.dtype).min).amax(-1)
-            found.append((context, torch.cat([attended_RLE, highest_RL[..., None]], -1)))
-        attended_ME, highest_M1 = contexts.join(found).split([context_ME.shape[1], 1], -1)
+            attended_RLE = masked_softmax(scores_RLL, is_word_R1L, -1) @ question_RLE
+            highest_RL = scores_RLL.masked_fill(~is_word_R1L, torch.finfo(scores_RLL.dtype).min).amax(-1)
+            return torch.cat([attended_RLE, highest_RL[..., None]], -1)
+
+        both_MJ = contexts.attend(questions, attention)
+        attended_ME, highest_M1 = both_MJ.split([context_ME.shape[1], 1], -1)
         summary_SE = contexts.sum(contexts.softmax(highest_M1) * context_ME)
         summary_ME = summary_SE.index_select(0, contexts.text_N)
         joined = [context_ME, attended_ME, context_ME * attended_ME, summary_ME * attended_ME]
@@ -121,14 +129,14 @@ class SpanReader(nn.Module):
     def _attend_to_itself(self, read_MH: Tensor, contexts: PackedTexts) -> Tensor:
         states_MH = self.self_encoder(self.dropout(read_MH, contexts.text_N), contexts)
         states_MH = self.dropout(states_MH, contexts.text_N)
-        found = []
-        for context, _ in contexts.pairs(contexts):
+
+        def attention(context: Places, _: Places) -> Tensor:
             states_RLH = context.read(states_MH)
-            others_LL = ~torch.eye(context.mask_RL.shape[1], device=read_MH.device).bool()
+            is_itself_LL = torch.eye(context.mask_RL.shape[1], device=read_MH.device).bool()
             scores_RLL = self.self_attention(states_RLH, states_RLH)
-            allowed_RLL = context.mask_RL[:, None] & others_LL
-            found.append((context, masked_softmax(scores_RLL, allowed_RLL, -1) @ states_RLH))
-        attended_MH = contexts.join(found)
+            return masked_softmax(scores_RLL, context.mask_RL[:, None] & ~is_itself_LL, -1) @ states_RLH
+
+        attended_MH = contexts.attend(contexts, attention)
         joined_MJ = torch.cat([states_MH, attended_MH, states_MH * attended_MH], -1)
         return fast_linear(self.self_attended, joined_MJ).relu()
 
@@ -194,48 +202,47 @@ class ELMoForQuestionAnswering(ELMoTaskModel):
             )
         words_BT = word_mask(self.config, inputs.mask_BT, input_ids, inputs_embeds)
         second_BT = is_second(token_type_ids, inputs.mask_BT)
-        context_BT, first_BT = words_BT & second_BT, inputs.mask_BT & (inputs.mask_BT.cumsum(1) == 1)
+        context_BT = words_BT & second_BT
+        first_BT = inputs.mask_BT & (inputs.mask_BT.cumsum(1) == 1)
         if self.is_linear:
             start_BT, end_BT = pad(self.qa_outputs(inputs.tokens_ND), inputs.mask_BT).unbind(-1)
         else:
-            masks = words_BT & ~second_BT, context_BT
-            questions, contexts = (PackedTexts(each_BT, inputs.mask_BT) for each_BT in masks)
-            *scores, none_B = self.reader(inputs.tokens_ND, questions, contexts, inputs.output_NE)
-            found = (pad(contexts.unpack(each_M, len(inputs.tokens_ND)), inputs.mask_BT) for each_M in scores)
-            start_BT, end_BT = (torch.where(first_BT, none_B[:, None], each_BT) for each_BT in found)
+            questions = PackedTexts(words_BT & ~second_BT, inputs.mask_BT)
+            contexts = PackedTexts(context_BT, inputs.mask_BT)
+            start_M, end_M, none_B = self.reader(inputs.tokens_ND, questions, contexts, inputs.output_NE)
+            both_N2 = contexts.unpack(torch.stack([start_M, end_M], -1), len(inputs.tokens_ND))
+            both_BT2 = torch.where(first_BT[..., None], none_B[:, None, None], pad(both_N2, inputs.mask_BT))
+            start_BT, end_BT = both_BT2.unbind(-1)
         allowed_BT = context_BT | first_BT
         lowest = torch.finfo(start_BT.dtype).min / 4  # the sum of a start and an end stays finite
-        logits = [each_BT.masked_fill(~allowed_BT, lowest) for each_BT in (start_BT, end_BT)]
+        start_BT = start_BT.masked_fill(~allowed_BT, lowest)
+        end_BT = end_BT.masked_fill(~allowed_BT, lowest)
+        loss = None
+        if start_positions is not None or end_positions is not None:
+            if start_positions is None or end_positions is None:
+                raise ValueError("Pass `start_positions` and `end_positions` together.")
+            start_loss = self._loss("start_positions", start_BT, start_positions, allowed_BT)
+            end_loss = self._loss("end_positions", end_BT, end_positions, allowed_BT)
+            loss = (start_loss + end_loss) / 2 + self.penalty()
         return QuestionAnsweringModelOutput(
-            loss=self._loss(logits, start_positions, end_positions, allowed_BT),
-            start_logits=logits[0],
-            end_logits=logits[1],
+            loss=loss,
+            start_logits=start_BT,
+            end_logits=end_BT,
             hidden_states=self._requested(inputs, output_hidden_states),
         )
 
-    def _loss(self, logits: list[Tensor], start_positions, end_positions, allowed_BT: Tensor) -> Tensor | None:
-        if start_positions is None and end_positions is None:
-            return None
-        if start_positions is None or end_positions is None:
-            raise ValueError("Pass `start_positions` and `end_positions` together.")
-        start_B = self._checked_positions("start_positions", start_positions, allowed_BT)
-        end_B = self._checked_positions("end_positions", end_positions, allowed_BT)
-        losses = [
-            F.cross_entropy(each_BT, position_B, reduction="sum") / (position_B != NO_LABEL).sum().clamp(min=1)
-            for each_BT, position_B in zip(logits, (start_B, end_B), strict=True)
-        ]
-        return (losses[0] + losses[1]) / 2 + self.penalty()
-
-    def _checked_positions(self, name: str, position_B: Tensor, allowed_BT: Tensor) -> Tensor:
+    def _loss(self, name: str, logits_BT: Tensor, position_B: Tensor, allowed_BT: Tensor) -> Tensor:
+        """Mean cross-entropy of the rows that count."""
         check_ids(name, position_B, (len(allowed_BT),))
         position_B = position_B.long()
-        inside_B = (position_B >= 0) & (position_B < allowed_BT.shape[1])
-        allowed_B = inside_B & allowed_BT.gather(1, (position_B * inside_B)[:, None]).squeeze(1)
-        wrong_B = ~allowed_B & (position_B != NO_LABEL)
-        if wrong_B.any():
-            row = int(wrong_B.nonzero()[0])
+        is_inside_B = (position_B >= 0) & (position_B < allowed_BT.shape[1])
+        is_allowed_B = allowed_BT.gather(1, (position_B * is_inside_B)[:, None]).squeeze(1)
+        counts_B = position_B != NO_LABEL
+        is_wrong_B = counts_B & ~(is_inside_B & is_allowed_B)
+        if is_wrong_B.any():
+            row = int(is_wrong_B.nonzero()[0])
             raise ValueError(
                 f"`{name}` is {int(position_B[row])} in row {row}, which is not a word of the context. Pass the "
                 "position of a word, or of the row's first token if there is no answer."
             )
-        return position_B
+        return F.cross_entropy(logits_BT, position_B, reduction="sum") / counts_B.sum().clamp(min=1)

@@ -43,22 +43,28 @@ class ELMoQuestionAnsweringPipeline(ChunkPipeline):
     default_input_names = "question,context"
 
     def __call__(self, inputs: Any = None, question: Any = None, context: Any = None, **options: Any) -> Any:
-        are_lists = [isinstance(each, Iterable) and not isinstance(each, str) for each in (question, context)]
-        if inputs is None and isinstance(question, str) and isinstance(context, str):
-            inputs = {"question": question, "context": context}
-        elif inputs is None and are_lists[0] and isinstance(context, str):
+        question_is_list = isinstance(question, Iterable) and not isinstance(question, str)
+        context_is_list = isinstance(context, Iterable) and not isinstance(context, str)
+        if inputs is None and question_is_list and isinstance(context, str):
             inputs = [{"question": each, "context": context} for each in question]
-        elif inputs is None and all(are_lists):
+        elif inputs is None and question_is_list and context_is_list:
             inputs = [{"question": q, "context": c} for q, c in zip_longest(question, context)]
+        elif inputs is None and isinstance(question, str) and isinstance(context, str):
+            inputs = {"question": question, "context": context}
         elif inputs is None or question is not None or context is not None:
             raise ValueError("Pass question=... and context=..., or a dictionary with both, or a list of dictionaries.")
-        if not isinstance(inputs, (dict, str)) and isinstance(inputs, (Iterable, Dataset)):
+        if isinstance(inputs, (Iterable, Dataset)) and not isinstance(inputs, (dict, str)):
             inputs = readable(inputs)
-        return [] if inputs == [] else super().__call__(inputs, **options)
+        if inputs == []:
+            return []
+        return super().__call__(inputs, **options)
 
     def _sanitize_parameters(self, **options: Any) -> tuple[dict, dict, dict]:
         check_integers(options, top_k=1, max_answer_len=1, max_seq_len=1, doc_stride=0)
-        for_windows = {name: options.pop(name) for name in ("max_seq_len", "doc_stride") if name in options}
+        for_windows = {}
+        for name in ("max_seq_len", "doc_stride"):
+            if name in options:
+                for_windows[name] = options.pop(name)
         return for_windows, {}, options
 
     def preprocess(
@@ -68,28 +74,30 @@ class ELMoQuestionAnsweringPipeline(ChunkPipeline):
             text = example.get(name) if isinstance(example, dict) else None
             if not isinstance(text, str) or not text.strip():
                 raise ValueError(f"`{name}` is {text!r:.80} in {example!r:.80}; pass a `question` and a `context`.")
-        stride = min(128, max_seq_len // 2) if doc_stride is None else doc_stride
+        if doc_stride is None:
+            doc_stride = min(128, max_seq_len // 2)
         windows = self.tokenizer(
             example["question"],
             example["context"],
             truncation="only_second",
             max_length=max_seq_len,
-            stride=stride,
+            stride=doc_stride,
             return_overflowing_tokens=True,
             return_offsets_mapping=True,
         )
         if 1 not in windows.sequence_ids(0):
             raise ValueError(f"The context {example['context']!r:.80} has no words; pass a text with words.")
         offsets = characters_of_contexts(windows, self.tokenizer)
-        names = self.tokenizer.model_input_names
         for number, characters in enumerate(offsets):
-            inputs = self.tokenizer.pad({name: [windows[name][number]] for name in names}, return_tensors="pt")
+            row = {name: [windows[name][number]] for name in self.tokenizer.model_input_names}
+            inputs = self.tokenizer.pad(row, return_tensors="pt")
             yield {"example": example, "offsets": characters, "is_last": number == len(offsets) - 1, **inputs}
 
     def _forward(self, window: dict[str, Any]) -> dict[str, Any]:
-        kept = {name: window.pop(name) for name in ("example", "offsets", "is_last")}
-        output = self.model.eval()(**window, return_dict=True)  # also if it was just trained
-        return {**kept, "start": output.start_logits, "end": output.end_logits, "mask": window["attention_mask"]}
+        result = {name: window.pop(name) for name in ("example", "offsets", "is_last")}
+        self.model.eval()  # also if it was just trained
+        output = self.model(**window, return_dict=True)
+        return {**result, "start": output.start_logits, "end": output.end_logits, "mask": window["attention_mask"]}
 
     def postprocess(
         self,
@@ -98,20 +106,19 @@ class ELMoQuestionAnsweringPipeline(ChunkPipeline):
         max_answer_len: int = 17,
         handle_impossible_answer: bool = False,
     ) -> Any:
-        windows = list(windows)
-        parts = []
+        context = ""
+        logits = []
         for window in windows:
+            context = window["example"]["context"]
             real_T = window["mask"][0].bool()  # padding may be on either side
-            parts.append((window["start"][0][real_T], window["end"][0][real_T], window["offsets"]))
-        found, none = best_answers(parts, max_answer_len, top_k)
-        context = windows[0]["example"]["context"]
-        answers: list[dict[str, Any]] = [
-            {"score": math.exp(score), "start": start, "end": end, "answer": context[start:end]}
-            for score, start, end in found
-        ]
+            logits.append((window["start"][0][real_T], window["end"][0][real_T], window["offsets"]))
+        best, none = best_answers(logits, max_answer_len, top_k)
         if handle_impossible_answer:
-            answers.append({"score": math.exp(none), "start": 0, "end": 0, "answer": ""})
-        answers = sorted(answers, key=lambda answer: answer["score"], reverse=True)[:top_k]
+            best.append((none, 0, 0))
+        best.sort(key=lambda answer: answer[0], reverse=True)
+        answers = []
+        for score, start, end in best[:top_k]:
+            answers.append({"score": math.exp(score), "start": start, "end": end, "answer": context[start:end]})
         return answers if top_k > 1 else answers[0]
 
 
@@ -130,31 +137,34 @@ def best_answers(
         Answers `(log-probability, first character, end)` in descending order, and the log-probability that there is no
         answer: the lowest of all windows.
     """
-    found: dict[tuple[int, int], float] = {}
+    best: dict[tuple[int, int], float] = {}  # score of each span of characters
     none = 0.0
     for start_T, end_T, offsets in windows:
         check_numbers(torch.stack([start_T, end_T]))
-        context_T = torch.tensor([pair is not None for pair in offsets])
-        scores_TT, nothing = _span_scores(start_T, end_T, context_T, max_length)
-        none = min(none, nothing)
+        is_context_T = torch.tensor([characters is not None for characters in offsets])
+        scores_TT, none_here = _span_scores(start_T, end_T, is_context_T, max_length)
+        none = min(none, none_here)
         scores_K, places_K = scores_TT.flatten().topk(min(count, scores_TT.numel()))
         for score, place in zip(scores_K.tolist(), places_K.tolist(), strict=True):
             if score > -torch.inf:
                 first, last = divmod(place, len(offsets))
                 characters = (offsets[first][0], offsets[last][1])
-                found[characters] = max(score, found.get(characters, score))
-    answers = sorted(((score, *characters) for characters, score in found.items()), key=lambda answer: -answer[0])
+                best[characters] = max(score, best.get(characters, score))
+    answers = [(score, start, end) for (start, end), score in best.items()]
+    answers.sort(key=lambda answer: answer[0], reverse=True)
     return answers[:count], none
 
 
-def _span_scores(start_T: Tensor, end_T: Tensor, context_T: Tensor, max_length: int) -> tuple[Tensor, float]:
+def _span_scores(start_T: Tensor, end_T: Tensor, is_context_T: Tensor, max_length: int) -> tuple[Tensor, float]:
     """Log-probabilities of all spans of the context, by first and last word, and of "no answer", the first token."""
-    outside_T = ~context_T
-    outside_T[0] = False
-    start_T, end_T = (each_T.float().masked_fill(outside_T, -torch.inf).log_softmax(0) for each_T in (start_T, end_T))
-    near_TT = torch.ones(len(context_T), len(context_T), dtype=torch.bool).triu().tril(max_length - 1)
-    valid_TT = context_T[:, None] & context_T & near_TT
-    return (start_T[:, None] + end_T).masked_fill(~valid_TT, -torch.inf), float(start_T[0] + end_T[0])
+    is_outside_T = ~is_context_T
+    is_outside_T[0] = False
+    start_T = start_T.float().masked_fill(is_outside_T, -torch.inf).log_softmax(0)
+    end_T = end_T.float().masked_fill(is_outside_T, -torch.inf).log_softmax(0)
+    is_span_TT = is_context_T[:, None] & is_context_T
+    is_span_TT = is_span_TT.triu().tril(max_length - 1)  # the first word before the last, and near
+    scores_TT = start_T[:, None] + end_T
+    return scores_TT.masked_fill(~is_span_TT, -torch.inf), float(start_T[0] + end_T[0])
 
 
 def characters_of_contexts(
@@ -165,10 +175,8 @@ def characters_of_contexts(
     `None` for tokens that are not words of the context. A marker that the context spells out is not a word either.
     """
     markers = (tokenizer.bos_token_id, tokenizer.eos_token_id)
-    return [
-        [
-            pair if text == 1 and word not in markers else None
-            for pair, text, word in zip(pairs, windows.sequence_ids(row), windows["input_ids"][row], strict=True)
-        ]
-        for row, pairs in enumerate(windows["offset_mapping"])
-    ]
+    rows: list[list[tuple[int, int] | None]] = []
+    for row, offsets in enumerate(windows["offset_mapping"]):
+        tokens = zip(offsets, windows.sequence_ids(row), windows["input_ids"][row], strict=True)
+        rows.append([pair if text == 1 and word not in markers else None for pair, text, word in tokens])
+    return rows

@@ -14,7 +14,7 @@ from transformers.utils import ModelOutput
 
 from ..configuration_elmo import ELMoConfig
 from ..encoder import distinct_rows
-from ..inputs import NO_LABEL, check_ids, check_range, pad, unpad, word_mask
+from ..inputs import NO_LABEL, check_ids, pad, unpad, word_mask
 from .crf import check_bio, decode_labels
 from .interleaved import InterleavedLSTM
 from .packed_texts import Texts, rows_as_texts
@@ -70,8 +70,10 @@ class ELMoForSemanticRoleLabeling(ELMoTaskModel):
         super().__init__(config)
         check_bio(self.label_names())
         self.mark_embedding = nn.Embedding(2, MARK_SIZE)
-        self.encoder, self.predicate_encoder = None, None
-        size, predicate_size = self.input_size + MARK_SIZE, self.input_size
+        self.encoder = None
+        self.predicate_encoder = None
+        size = self.input_size + MARK_SIZE
+        predicate_size = self.input_size
         if not self.is_linear:
             self.encoder = InterleavedLSTM(size, self.task_hidden_size, self.task_num_layers, self.task_dropout)
             self.predicate_encoder = TaskLSTM(predicate_size, max(1, self.task_hidden_size // 3))
@@ -119,14 +121,15 @@ class ELMoForSemanticRoleLabeling(ELMoTaskModel):
         inputs = self.read(character_ids, input_ids, attention_mask, None, inputs_embeds, elmo_hidden_states)
         words_BT = word_mask(self.config, inputs.mask_BT, input_ids, inputs_embeds)
         marks_BT = self._checked_marks(token_type_ids, words_BT)
-        texts, output_NE = rows_as_texts(inputs.mask_BT), inputs.output_NE
+        texts = rows_as_texts(inputs.mask_BT)
         marks_ND = self.mark_embedding(unpad(marks_BT, inputs.mask_BT))
-        scored_NK = self._scores(
-            self.encoder, self.classifier, torch.cat([inputs.tokens_ND, marks_ND], dim=-1), texts, output_NE
+        marked_ND = torch.cat([inputs.tokens_ND, marks_ND], dim=-1)
+        roles_NK = self._scores(self.encoder, self.classifier, marked_ND, texts, inputs.output_NE)
+        predicate_N1 = self._scores(
+            self.predicate_encoder, self.predicate_classifier, inputs.tokens_ND, texts, inputs.output_NE
         )
-        found_N1 = self._scores(self.predicate_encoder, self.predicate_classifier, inputs.tokens_ND, texts, output_NE)
-        logits = pad(scored_NK, inputs.mask_BT).log_softmax(-1)
-        predicate_BT = pad(found_N1, inputs.mask_BT).squeeze(-1).masked_fill(~words_BT, NO_WORD)
+        logits = pad(roles_NK, inputs.mask_BT).log_softmax(-1)
+        predicate_BT = pad(predicate_N1, inputs.mask_BT).squeeze(-1).masked_fill(~words_BT, NO_WORD)
         if labels is None and marks_BT.any():
             self._warn_without_labels("the loss of roles and predicates")
         loss = None
@@ -144,15 +147,17 @@ class ELMoForSemanticRoleLabeling(ELMoTaskModel):
 
     def bilm_layers(self, inputs: tuple[Tensor | None, ...], mask_BT: Tensor) -> tuple[Tensor, ...]:
         """As in `ELMoTaskModel`. Equal rows are computed once if the biLM is frozen."""
-        (*_, inputs_embeds), read = inputs, [tensor for tensor in inputs if tensor is not None]
-        if not self.elmo.frozen or inputs_embeds is not None or not len(read[0]):
+        *words, inputs_embeds = inputs
+        if not self.elmo.frozen or inputs_embeds is not None or not len(mask_BT):
             return super().bilm_layers(inputs, mask_BT)
-        _, text_B = distinct_rows(torch.cat([tensor.flatten(1).long() for tensor in read], 1))
+        ids = [tensor.flatten(1).long() for tensor in words if tensor is not None]
+        _, text_B = distinct_rows(torch.cat(ids, 1))
         first_B = (text_B[:, None] == text_B).byte().argmax(1)  # the first row with the same text
         rows_U, index_B = first_B.unique(return_inverse=True)
         distinct = tuple(None if tensor is None else tensor[rows_U] for tensor in inputs)
-        layers = super().bilm_layers(distinct, mask_BT[rows_U])
-        numbers_UT = (mask_BT[rows_U].flatten().cumsum(0) - 1).view(len(rows_U), -1)
+        mask_UT = mask_BT[rows_U]
+        layers = super().bilm_layers(distinct, mask_UT)
+        numbers_UT = (mask_UT.flatten().cumsum(0) - 1).view_as(mask_UT)
         numbers_N = unpad(numbers_UT[index_B], mask_BT)
         return tuple(layer[numbers_N] for layer in layers)
 
@@ -170,7 +175,8 @@ class ELMoForSemanticRoleLabeling(ELMoTaskModel):
         """
         if encoder is not None:
             words_ND = texts.unpack(encoder(texts.pack(words_ND), texts), len(words_ND))
-            words_ND = words_ND if output_NE is None else torch.cat([words_ND, output_NE], dim=-1)
+            if output_NE is not None:
+                words_ND = torch.cat([words_ND, output_NE], dim=-1)
         scores_NK = classifier(words_ND)
         return scores_NK.to(torch.promote_types(scores_NK.dtype, torch.float32))
 
@@ -179,7 +185,8 @@ class ELMoForSemanticRoleLabeling(ELMoTaskModel):
         if token_type_ids is None:
             return torch.zeros_like(words_BT, dtype=torch.long)
         check_ids("token_type_ids", token_type_ids, tuple(words_BT.shape))
-        marks_BT, advice = token_type_ids == 1, "Pass 1 at the predicate's first word and 0 elsewhere."
+        marks_BT = token_type_ids == 1
+        advice = "Pass 1 at the predicate's first word and 0 elsewhere."
         _refuse(~marks_BT & (token_type_ids != 0), "`token_type_ids` has a value other than 0 and 1", advice)
         _refuse(marks_BT & ~words_BT, "`token_type_ids` marks a predicate where there is no word", advice)
         several_BT = marks_BT & (marks_BT.cumsum(1) > 1)
@@ -192,18 +199,17 @@ class ELMoForSemanticRoleLabeling(ELMoTaskModel):
         """Mean cross-entropy of the known labels, and the share of these labels in all accumulated batches."""
         if labels is None:
             return 0 * logits.sum(), 1.0  # gradients of zeros: none is missing in distributed training
-        check_ids("labels", labels, tuple(words_BT.shape))
-        labels = labels.long()  # an unsigned type has no -100
+        labels = self._checked_labels(labels, words_BT)
         known_BT = labels != NO_LABEL
-        check_range("labels", labels[known_BT], self.num_labels, "load it with num_labels=...")
         _refuse(known_BT & ~words_BT, "`labels` has a label where there is no word", "Pass -100 there.")
         unmarked_BT = known_BT & ~marks_BT.any(1, keepdim=True)
         advice = "Pass `token_type_ids` with 1 at the predicate's first word, or -100 for all labels of the row."
         _refuse(unmarked_BT, "`labels` has a role, but the row marks no predicate", advice)
         count = known_BT.sum()
-        items = count if num_items is None else torch.as_tensor(num_items, device=count.device)
+        items = torch.as_tensor(count if num_items is None else num_items, device=count.device)
+        divisor = items.clamp(min=1)
         loss = F.nll_loss(logits.flatten(0, 1), labels.flatten(), ignore_index=NO_LABEL, reduction="sum")
-        return loss / items.clamp(min=1), torch.where(items > 0, count / items.clamp(min=1), 1.0)
+        return loss / divisor, torch.where(items > 0, count / divisor, 1.0)
 
     def _predicate_loss(self, predicate_BT: Tensor, labels: Tensor | None, words_BT: Tensor) -> Tensor:
         """Mean binary cross-entropy of the known labels."""

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from transformers.utils import ModelOutput
 
 from ..configuration_elmo import ELMoConfig
-from ..inputs import NO_LABEL, check_ids, check_range, pad, warn_once, word_mask
+from ..inputs import NO_LABEL, pad, warn_once, word_mask
 from .crf import LinearChainCRF, bio_constraints, tags_that_are_not_bio
 from .packed_texts import rows_as_texts
 from .recurrence import TaskLSTM, VariationalDropout
@@ -50,11 +50,12 @@ class ELMoForTokenClassification(ELMoTaskModel):
         super().__init__(config)
         # Trainer divides a CRF's loss, a mean over rows, by the accumulation steps.
         self.accepts_loss_kwargs = self.is_linear
-        self.encoder, self.crf, size = None, None, self.input_size
+        self.encoder = None
+        self.crf = None
+        size = self.input_size
         if not self.is_linear:
-            between_size = 0 if self.between_mix is None else config.hidden_size
-            sizes = (size, self.task_hidden_size, self.task_num_layers)
-            self.encoder = TaskLSTM(*sizes, self.task_dropout, between_size)
+            between_size = config.hidden_size if self.between_mix else 0
+            self.encoder = TaskLSTM(size, self.task_hidden_size, self.task_num_layers, self.task_dropout, between_size)
             self.encoder_dropout = VariationalDropout(self.task_dropout)
             self.crf = LinearChainCRF(config.num_labels)
             size = self.encoder.output_size + self.output_elmo_size
@@ -63,7 +64,7 @@ class ELMoForTokenClassification(ELMoTaskModel):
 
     def save_pretrained(self, *args, **kwargs):
         """As in `ELMoPreTrainedModel`, with a warning if transformers' pipeline cannot group the labels."""
-        labels = [*map(str, self.config.id2label.values())]
+        labels = list(map(str, self.config.id2label.values()))
         prefixes = {label[:2] for label in labels}  # the pipeline joins equal labels without prefixes
         if prefixes & {"E-", "S-", "L-", "U-", "M-"} and prefixes & {"O", "B-", "I-"}:
             others = tags_that_are_not_bio(labels)
@@ -99,22 +100,21 @@ class ELMoForTokenClassification(ELMoTaskModel):
             num_items_in_batch: linear head: number of labels in all accumulated batches; the loss is divided by it.
         """
         inputs = self.read(character_ids, input_ids, attention_mask, token_type_ids, inputs_embeds, elmo_hidden_states)
-        scores_NK = self._scores(inputs)
-        logits, loss, predictions = pad(scores_NK, inputs.mask_BT), None, None
-        if labels is not None:
-            check_ids("labels", labels, tuple(logits.shape[:2]))
-            labels = labels.long()
-            check_range("labels", labels[labels != NO_LABEL], self.num_labels, "load it with num_labels=...")
-        else:
+        logits = pad(self._scores(inputs), inputs.mask_BT)
+        loss = None
+        predictions = None
+        if labels is None:
             self._warn_without_labels(None if self.crf is None else "the CRF")
-        if self.crf is None:
-            loss = None if labels is None else self._linear_loss(logits, labels, num_items_in_batch)
         else:
+            labels = self._checked_labels(labels, inputs.mask_BT)
+        if self.crf is not None:
             words_BT = word_mask(self.config, inputs.mask_BT, input_ids, inputs_embeds)
             if labels is not None:
                 loss = self.penalty() - self.crf.log_likelihood(logits, labels, words_BT).mean()
             if not self.training:
                 logits, predictions = self._decode(logits, words_BT)
+        elif labels is not None:
+            loss = self._linear_loss(logits, labels, num_items_in_batch)
         return ELMoTokenClassifierOutput(
             loss=loss,
             logits=logits,
@@ -135,14 +135,18 @@ class ELMoForTokenClassification(ELMoTaskModel):
 
     def _linear_loss(self, logits: Tensor, labels: Tensor, num_items_in_batch: Tensor | int | None) -> Tensor:
         count = (labels != NO_LABEL).sum()
-        items = count if num_items_in_batch is None else torch.as_tensor(num_items_in_batch, device=count.device)
-        items = items.clamp(min=1)
+        if num_items_in_batch is None:
+            num_items_in_batch = count
+        items = torch.as_tensor(num_items_in_batch, device=count.device).clamp(min=1)
         loss = self.loss_function(logits, labels, self.config, num_items_in_batch=items)
         return loss + count / items * self.penalty()
 
     def _decode(self, emissions: Tensor, words_BT: Tensor) -> tuple[Tensor, Tensor]:
+        """Log-probabilities in which each word's label of the best sequence has the highest, and the best sequence."""
         predictions, logits = self.crf.decode(emissions, words_BT, bio_constraints(self.label_names()))
         likeliest = logits.argmax(-1, keepdim=True)
-        best = torch.where(predictions[..., None] < 0, likeliest, predictions[..., None])
-        swapped = logits.scatter(-1, likeliest, logits.gather(-1, best)).scatter(-1, best, logits.gather(-1, likeliest))
+        best = predictions[..., None]
+        best = torch.where(best == NO_LABEL, likeliest, best)
+        swapped = logits.scatter(-1, likeliest, logits.gather(-1, best))
+        swapped = swapped.scatter(-1, best, logits.gather(-1, likeliest))
         return swapped, predictions

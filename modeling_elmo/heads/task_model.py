@@ -19,7 +19,9 @@ from ..base import ELMoPreTrainedModel
 from ..configuration_elmo import ELMoConfig
 from ..encoder import distinct_rows
 from ..inputs import (
+    NO_LABEL,
     check_floats,
+    check_ids,
     check_range,
     option_that_takes_labels,
     pad,
@@ -43,12 +45,14 @@ class TokenFeatures(nn.Module):
 
     def __init__(self, config: ELMoConfig, word_vector_std: float | None = None):
         super().__init__()
-        words, width = config.vocab_size, config.task_word_embedding_size
+        width = config.task_word_embedding_size
         self.word_vector_std = word_vector_std
-        self.word_embeddings = nn.Embedding(words, width, config.pad_token_id) if width else None
-        self.char_encoder = ELMoCharacterEncoder(_character_config(config)) if config.task_has_characters else None
-        filters = config.task_char_cnn_filters if config.task_has_characters else []
-        self.output_size = width + sum(number for _, number in filters)
+        self.word_embeddings = nn.Embedding(config.vocab_size, width, config.pad_token_id) if width else None
+        self.char_encoder = None
+        self.output_size = width
+        if config.task_has_characters:
+            self.char_encoder = ELMoCharacterEncoder(_character_config(config))
+            self.output_size += sum(number for _, number in config.task_char_cnn_filters)
 
     def initialize_parameters(self):
         if self.word_embeddings is not None:
@@ -129,7 +133,8 @@ class TaskInputs(NamedTuple):
 
 def row_numbers(mask_BT: Tensor) -> Tensor:
     """The row of each real token: `(tokens,)`."""
-    return unpad(torch.arange(mask_BT.shape[0], device=mask_BT.device)[:, None].expand_as(mask_BT), mask_BT)
+    rows_B = torch.arange(mask_BT.shape[0], device=mask_BT.device)
+    return unpad(rows_B[:, None].expand_as(mask_BT), mask_BT)
 
 
 def is_second(token_type_ids: Tensor, mask_BT: Tensor) -> Tensor:
@@ -151,8 +156,9 @@ def reads_batch(forward: Callable[..., Any]) -> Callable[..., Any]:
 
     @wraps(forward)
     def on_device(self, *args, **kwargs):
-        arguments = [moved(value, self.device) for value in args]
-        return forward(self, *arguments, **{name: moved(value, self.device) for name, value in kwargs.items()})
+        args = tuple(moved(value, self.device) for value in args)
+        kwargs = {name: moved(value, self.device) for name, value in kwargs.items()}
+        return forward(self, *args, **kwargs)
 
     return returns_output(on_device)
 
@@ -174,26 +180,29 @@ class ELMoTaskModel(ELMoPreTrainedModel):
     def __init__(self, config: ELMoConfig):
         super().__init__(config)
         config.validate_head()
-        placement, defaults = self.resolve_elmo_placement(config), NETWORK_DEFAULTS[self.network_name(config)]
-        self.is_linear = self.network_name(config) == "linear"
+        placement = self.resolve_elmo_placement(config)
+        network = self.network_name(config)
+        defaults = NETWORK_DEFAULTS[network]
+        self.is_linear = network == "linear"
         self.task_hidden_size = config.task_hidden_size or defaults.hidden_size
         self.task_dropout = defaults.dropout if config.task_dropout is None else config.task_dropout
         self.task_num_layers = config.task_num_layers or defaults.num_layers
         self.num_labels = config.num_labels
+        # Not named `scalar_mix`, as the biLM's own mix is: loading would confuse the two.
+        self.input_mix = self.between_mix = self.output_mix = None
         if config.use_elmo:  # transformers would take an attribute `elmo` that is `None` for the base model
             self.elmo = ELMoModel(config, add_mixing_layer=False)
-        places = {"both": ("input", "output")}.get(placement, (placement,)) if config.use_elmo else ()
-        # Not named `scalar_mix`, as the biLM's own mix is: loading would confuse the two.
-        self.input_mix = ScalarMix(config) if "input" in places else None
-        self.between_mix = ScalarMix(config) if "between" in places else None
-        self.output_mix = ScalarMix(config) if "output" in places else None
+            self.input_mix = ScalarMix(config) if placement in ("input", "both") else None
+            self.between_mix = ScalarMix(config) if placement == "between" else None
+            self.output_mix = ScalarMix(config) if placement in ("output", "both") else None
+        self.input_size = config.hidden_size if self.input_mix else 0
+        self.output_elmo_size = config.hidden_size if self.output_mix else 0
         self.dropout = nn.Dropout(config.elmo_dropout)
-        has_features = not self.is_linear and (config.task_word_embedding_size or config.task_has_characters)
-        self.token_features = TokenFeatures(config, defaults.word_vector_std) if has_features else None
         self.feature_dropout: nn.Module = VariationalDropout(self.task_dropout)
-        feature_size = self.token_features.output_size if self.token_features else 0
-        self.input_size = config.hidden_size * ("input" in places) + feature_size
-        self.output_elmo_size = config.hidden_size * ("output" in places)
+        self.token_features = None
+        if not self.is_linear and (config.task_word_embedding_size or config.task_has_characters):
+            self.token_features = TokenFeatures(config, defaults.word_vector_std)
+            self.input_size += self.token_features.output_size
 
     @classmethod
     def network_name(cls, config: ELMoConfig) -> str:
@@ -208,13 +217,14 @@ class ELMoTaskModel(ELMoPreTrainedModel):
             ValueError: a linear head without ELMo, or with ELMo anywhere but at its input; another head than a tagger,
                 or a tagger of one biLSTM, with ELMo between two.
         """
-        if config.elmo_placement == "between" and (cls.network_name(config) != "tagger" or config.task_num_layers == 1):
+        network = cls.network_name(config)
+        if config.elmo_placement == "between" and (network != "tagger" or config.task_num_layers == 1):
             raise ValueError(
                 "elmo_placement='between' is the place between two biLSTMs of a tagger, but this is "
                 f"{cls.__name__} with head={config.head!r} and task_num_layers={config.task_num_layers}. Pass 'input', "
                 "'output' or 'both'."
             )
-        if cls.network_name(config) != "linear":
+        if network != "linear":
             return config.elmo_placement or cls.default_elmo_placement
         if not config.use_elmo or config.elmo_placement not in (None, "input"):
             raise ValueError(
@@ -271,10 +281,13 @@ class ELMoTaskModel(ELMoPreTrainedModel):
         elif self.config.use_elmo:
             layers = self.bilm_layers(inputs, mask_BT)
         elmo = {place: self.dropout(mix(layers, mask_BT)) for place, mix in self.mixes().items()}
-        tokens = [elmo["input"]] if "input" in elmo else []
+        tokens = []
         if self.token_features is not None:
             self._check_features(inputs_embeds, character_ids, input_ids)
-            tokens.insert(0, self._drop_out(self.token_features(character_ids, input_ids, mask_BT), mask_BT))
+            features_ND = self.token_features(character_ids, input_ids, mask_BT)
+            tokens.append(self._drop_out(features_ND, mask_BT))
+        if "input" in elmo:
+            tokens.append(elmo["input"])
         return TaskInputs(torch.cat(tokens, dim=-1), elmo.get("between"), elmo.get("output"), mask_BT, layers)
 
     def bilm_layers(self, inputs: tuple[Tensor | None, ...], mask_BT: Tensor) -> tuple[Tensor, ...]:
@@ -291,9 +304,17 @@ class ELMoTaskModel(ELMoPreTrainedModel):
             ValueError: an id has no name.
         """
         names = self.config.id2label
-        if set(names) != set(range(self.num_labels)) or not all(isinstance(name, str) for name in names.values()):
+        are_texts = all(isinstance(name, str) for name in names.values())
+        if not are_texts or set(names) != set(range(self.num_labels)):
             raise ValueError(f"`config.id2label` is {names}; pass a name for each id from 0 to {self.num_labels - 1}.")
         return tuple(names[label] for label in range(self.num_labels))
+
+    def _checked_labels(self, labels: Tensor, mask_BT: Tensor) -> Tensor:
+        """Labels of words as int64: an unsigned type has no -100."""
+        check_ids("labels", labels, tuple(mask_BT.shape))
+        labels = labels.long()
+        check_range("labels", labels[labels != NO_LABEL], self.num_labels, "load it with num_labels=...")
+        return labels
 
     def _given_layers(self, elmo_hidden_states: Tensor, mask_BT: Tensor) -> tuple[Tensor, ...]:
         if not (self.config.use_elmo and self.config.freeze_bilm):
@@ -304,7 +325,8 @@ class ELMoTaskModel(ELMoPreTrainedModel):
         batch, time = mask_BT.shape
         shape = (batch, self.config.num_hidden_layers + 1, time, self.config.hidden_size)
         check_floats("elmo_hidden_states", elmo_hidden_states, shape)
-        return tuple(unpad(layer, mask_BT) for layer in elmo_hidden_states.to(self.dtype).unbind(1))
+        layers = elmo_hidden_states.to(self.dtype).unbind(1)
+        return tuple(unpad(layer, mask_BT) for layer in layers)
 
     def _check_features(self, inputs_embeds, character_ids, input_ids):
         if inputs_embeds is not None:
@@ -329,15 +351,19 @@ class ELMoTaskModel(ELMoPreTrainedModel):
         if not self.training or not torch.is_grad_enabled():
             return
         option = option_that_takes_labels()
-        part = part or ("the penalty of `scalar_mix_l2`" if self.config.scalar_mix_l2 else None)
-        lost = part if option is None else part or loss
-        advice = "Pass them" if option is None else f"Trainer takes them away for its `{option}`; leave it out"
-        if lost:
-            message = f"{type(self).__name__} receives no `labels` in training, so that {lost} is not trained. {advice}"
+        if part is None and self.config.scalar_mix_l2:
+            part = "the penalty of `scalar_mix_l2`"
+        advice = "Pass them"
+        if option is not None:
+            part = part or loss
+            advice = f"Trainer takes them away for its `{option}`; leave it out"
+        if part is not None:
+            message = f"{type(self).__name__} receives no `labels` in training, so that {part} is not trained. {advice}"
             warn_once(self, f"{message}, unless you mean to train with another loss of `logits`.")
 
     def _requested(self, inputs: TaskInputs, output_hidden_states: bool | None) -> tuple[Tensor, ...] | None:
-        show = self.config.output_hidden_states if output_hidden_states is None else output_hidden_states
-        if not show or inputs.hidden_states is None:
+        if output_hidden_states is None:
+            output_hidden_states = self.config.output_hidden_states
+        if not output_hidden_states or inputs.hidden_states is None:
             return None
         return tuple(pad(layer, inputs.mask_BT) for layer in inputs.hidden_states)

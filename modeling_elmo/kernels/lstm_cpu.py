@@ -75,8 +75,10 @@ class SingleArithmetic(Arithmetic):
         weight_GD = weight[0] if isinstance(weight, Tensor) else weight
         bias_G = None if bias_KG is None else bias_KG[0]
         plus_SG = None if plus_KSG is None else plus_KSG[0]
-        result_KSG = product(x_KSD[0], weight_GD, bias_G, plus_NG=plus_SG, clip=clip)[None]
-        return result_KSG if out_KSG is None else out_KSG.copy_(result_KSG)
+        result_SG = product(x_KSD[0], weight_GD, bias_G, plus_NG=plus_SG, clip=clip)
+        if plus_KSG is not None and result_SG is plus_SG:
+            return plus_KSG  # not a view with other strides, which no operator may write over
+        return result_SG[None] if out_KSG is None else out_KSG.copy_(result_SG[None])
 
     def multiply_back(self, x_KSG, weight_KGD, sum_KSD=None):
         result_KSD = product(x_KSG[0], weight_KGD[0].t())[None]

@@ -1,14 +1,23 @@
-"""The tagger, whose chain has the words alone, and the reader: positions of answers, independence of texts, errors.
-
-`test_crf.py` compares the CRF with all label sequences.
-"""
+"""The tagger against the CRF on the words alone, which `test_crf.py` compares with all label sequences."""
 
 import pytest
 import torch
 import torch.nn.functional as F
-from head_models import NAMES, WORDS, batch_of, fails, make_batch, make_model, read_by, stirred, targets_of
+from head_models import (
+    NAMES,
+    PAPER_NETWORKS,
+    WORDS,
+    batch_of,
+    fails,
+    make_batch,
+    make_config,
+    make_model,
+    read_by,
+    stirred,
+    targets_of,
+)
 
-from modeling_elmo import ELMoForQuestionAnswering, ELMoForTokenClassification
+from modeling_elmo import ELMoForTokenClassification
 from modeling_elmo.heads.crf import bio_constraints
 
 
@@ -91,59 +100,62 @@ def test_a_linear_tagger_divides_by_the_given_count():
         assert loss.item() == 0 and not any(gradient.any() for gradient in gradients)  # NaN would be true
 
 
-# The reader
+def test_elmo_between_two_biLSTMs_of_a_tagger():
+    """TagLM (Peters et al. 2017, equation 6): the top layer beside the output of the first biLSTM."""
+    model = stirred(make_model(ELMoForTokenClassification, elmo_placement="between", scalar_mix_mode="top"))
+    batch = batch_of(model, side="left")
+    (words, texts, between), top = read_by(model, model.encoder, batch), model.elmo(**batch).hidden_states[-1]
+    mask = batch["attention_mask"].bool()
+    torch.testing.assert_close(between, texts.pack(model.between_mix.gamma.detach() * top[mask]))
+    features = model.token_features(batch["character_ids"], batch["input_ids"], mask)
+    torch.testing.assert_close(words, texts.pack(features))
+    assert list(model.mixes()) == ["between"] and model.classifier.in_features == model.encoder.output_size
+    for name, options in (("bcn", {}), ("tagger", {"task_num_layers": 1})):  # no such place
+        cls, config = PAPER_NETWORKS[name][0], make_config(**options, elmo_placement="between")
+        fails(f"elmo_placement='between' .*{cls.__name__}.*task_num_layers={config.task_num_layers}", cls, config)
 
 
-@pytest.mark.parametrize("head", ["paper", "linear"])
-@pytest.mark.parametrize("side", ["right", "left"])
-def test_answers_are_words_of_the_context_or_the_first_token(head, side):
-    model = stirred(make_model(ELMoForQuestionAnswering, head=head, scalar_mix_l2=0.2))
-    batch = batch_of(model, side=side, extra=2)
-    targets = targets_of(model, batch)
-    with torch.no_grad():
-        output = model(**batch, **targets)
-    context = (batch["token_type_ids"] == 1) & (batch["input_ids"] >= 4)
-    first = batch["attention_mask"].cumsum(1).eq(1) & batch["attention_mask"].bool()
-    assert (first.sum(1) == 1).all() and (targets["start_positions"] != targets["end_positions"]).any()
-    for logits in (output.start_logits, output.end_logits):
-        assert torch.equal(logits > -1e30, context | first) and logits.isfinite().all()
-        assert (logits.softmax(1)[~(context | first)] == 0).all()
-    losses = [F.cross_entropy(output[f"{side}_logits"], targets[f"{side}_positions"]) for side in ("start", "end")]
-    torch.testing.assert_close(output.loss, sum(losses) / 2 + model.penalty())
-    if head == "paper":  # "no answer" has one score for start and end
-        assert torch.equal(output.start_logits[first], output.end_logits[first])
+BILOU, BMES = ["O", "B-X", "I-X", "L-X", "U-X"], ["O", "B-X", "M-X", "E-X", "S-X"]
 
 
-def test_a_question_changes_no_vector_of_the_context():
-    model = stirred(make_model(ELMoForQuestionAnswering))
-    first, second = (make_batch(model.config, [(words, 4)]) for words in (3, 5))
-    for name, context in first.items():  # the same context after another question
-        second[name][0, -6:] = context[0, -6:]
-    layers = [model(**batch, output_hidden_states=True).hidden_states for batch in (first, second)]
-    for one, other in zip(*layers, strict=True):
-        torch.testing.assert_close(one[0, -6:], other[0, -6:], rtol=0, atol=1e-6)
-    states = [read_by(model, model.reader.attention, batch) for batch in (first, second)]
-    torch.testing.assert_close(states[0][0][0, -6:], states[1][0][0, -6:], rtol=0, atol=1e-6)
-    logits = [model(**batch).start_logits[0, -5:-1] for batch in (first, second)]
-    assert (logits[0] - logits[1]).abs().max() > 1e-3
+@pytest.mark.parametrize(
+    ("labels", "told"),
+    [
+        (NAMES, None),
+        (["LABEL_0", "LABEL_1"], None),
+        (["NOUN", "VERB", "X"], None),
+        (BILOU, "The labels 'L-X', 'U-X' are not BIO tags"),
+        ([*BMES, "M-Y"], "The labels 'M-X', 'E-X', 'S-X' and 1 more are not BIO tags"),
+    ],
+)
+def test_labels_that_the_pipeline_does_not_group_are_told_once_per_model(
+    labels, told, tmp_path, warnings_of_transformers
+):
+    for number in range(2):
+        model = make_model(ELMoForTokenClassification, id2label=dict(enumerate(labels)))
+        assert len(warnings_of_transformers.messages) == number * bool(told)
+        for _ in range(2):
+            model.save_pretrained(tmp_path)
+    messages = warnings_of_transformers.messages
+    assert len(messages) == 2 * bool(told) and all(told in message for message in messages)
+    ELMoForTokenClassification.from_pretrained(tmp_path)
+    assert len(messages) == 2 * bool(told)
 
 
-def test_word_vectors_of_a_reader_are_as_large_as_glove_s():
-    model = make_model(ELMoForQuestionAnswering, vocab_size=999)
-    assert model.token_features.word_embeddings.weight.std().item() == pytest.approx(0.4, rel=0.05)
-
-
-def test_errors_of_readers():
-    model = make_model(ELMoForQuestionAnswering)
-    batch = make_batch(model.config, [(2, 3), (1, 2)])
-    places = torch.tensor([5, 4])
-    fails("`start_positions` and `end_positions` together", model, **batch, start_positions=places)
-    for wrong in (1, 3, 8):  # the question, a marker of it, the last marker
-        positions = {"start_positions": torch.tensor([wrong, 4]), "end_positions": places}
-        fails(f"`start_positions` is {wrong} in row 0", model, **batch, **positions)
-    column = {"start_positions": places[:, None], "end_positions": places}
-    fails(r"`start_positions` has shape \(2, 1\); pass shape \(2\)", model, **batch, **column)
-    types = batch["token_type_ids"]
-    fails("`token_type_ids` has values from 0 to 2", model, **{**batch, "token_type_ids": 2 * types})
-    del batch["token_type_ids"]
-    fails(r"pass the `token_type_ids`", model, **batch)
+def test_errors_of_taggers():
+    model = make_model(ELMoForTokenClassification)
+    batch = make_batch(model.config)
+    words = batch["input_ids"]
+    nameless = {name: tensor for name, tensor in batch.items() if name != "input_ids"}
+    fails("pass `input_ids`", model, **nameless)
+    fails("`input_ids` has ids from 12 to 12, .* 0 to 11", model, **{**batch, "input_ids": words * 0 + 12})
+    vectors = torch.zeros(*words.shape, 7)
+    fails("`inputs_embeds` replace .* this head also reads words itself", model, inputs_embeds=vectors)
+    model.config.id2label = {str(number): name for number, name in enumerate(NAMES)}
+    fails("`config.id2label` is .*pass a name for each id from 0 to 4", model, **batch)
+    bare = make_model(ELMoForTokenClassification, task_word_embedding_size=0, task_char_cnn_filters=[])
+    fails("only they tell the markers <S> and </S> from words", bare, **nameless)
+    assert (bare(inputs_embeds=vectors).predictions >= 0).all()  # all positions are words
+    linear = make_model(ELMoForTokenClassification, head="linear")
+    torch.testing.assert_close(linear(**nameless).logits, linear(**batch).logits)
+    assert linear(inputs_embeds=vectors).logits.shape == (*words.shape, 5)

@@ -1,0 +1,92 @@
+"""Small biLMs with batches, their LSTMs with packed sequences, and tangents of models."""
+
+import pytest
+import torch
+from packaging import version
+from torch.autograd import forward_ad
+
+from modeling_elmo import ELMoConfig, ELMoForPreTraining, ELMoModel
+from modeling_elmo.inputs import Stream, pack
+from modeling_elmo.modeling_elmo import ELMoLSTM
+
+LENGTHS = [6, 1, 4]  # of texts
+LSTM_LENGTHS = [5, 1, 9, 3, 9, 1]  # of an LSTM's sequences
+both_classes = pytest.mark.parametrize("cls", [ELMoModel, ELMoForPreTraining])  # heads: tests/test_task_heads.py
+
+
+def tiny_model(cls=ELMoModel, seed=0, **overrides):
+    """Of the preset, without dropout. It reads what `ELMoTokenizer()` writes."""
+    torch.manual_seed(seed)
+    return cls(ELMoConfig.from_preset("tiny", **{"dropout": 0.0, **overrides})).eval()
+
+
+def make_config(**overrides):
+    """Without dropout, and smaller than the preset."""
+    sizes = {"char_cnn_filters": [[1, 3], [2, 5], [4, 6]], "max_word_length": 9, "char_vocab_size": 30}
+    sizes |= {"lstm_hidden_size": 21, "projection_size": 7, "vocab_size": 12, "dropout": 0.0}
+    return ELMoConfig.from_preset("tiny", **{**sizes, **overrides})
+
+
+def make_model(cls=ELMoModel, seed=0, **overrides):
+    torch.manual_seed(seed)
+    return cls(make_config(**overrides)).eval()
+
+
+def make_batch(config, lengths=LENGTHS, seed=0, side="right"):
+    """Random words of 1 to max_word_length characters; id 29 after the end of a word, 0 at padding words."""
+    generator = torch.Generator().manual_seed(seed)
+    width = config.max_word_length
+    time = max(lengths)
+    characters = torch.randint(1, 29, (len(lengths), time, width), generator=generator)
+    ends = torch.randint(1, width + 1, (len(lengths), time, 1), generator=generator)
+    characters = characters.where(torch.arange(width) < ends, 29)
+    mask = torch.arange(time) < torch.tensor(lengths)[:, None]
+    mask = mask.flip(1) if side == "left" else mask
+    words = torch.randint(4, config.vocab_size, mask.shape, generator=generator) * mask
+    return {"character_ids": characters * mask[..., None], "input_ids": words, "attention_mask": mask.long()}
+
+
+def make_lstm(config, scale=1.0, dtype=torch.float32, seed=0):
+    generator = torch.Generator().manual_seed(seed)
+    lstm = ELMoLSTM(config)
+    for parameter in lstm.parameters():
+        spread = scale * (parameter.shape[1] ** -0.5 if parameter.dim() > 1 else 0.4)
+        parameter.data = (spread * torch.randn(parameter.shape, generator=generator)).to(dtype)
+    return lstm
+
+
+def make_sequences(config, dtype=torch.float32, seed=1):
+    """Ragged sequences, their packing, and a state: tokens are `(batch, time, projection_size)`."""
+    generator = torch.Generator().manual_seed(seed)
+    mask = torch.arange(max(LSTM_LENGTHS)) < torch.tensor(LSTM_LENGTHS)[:, None]
+    tokens = torch.randn(len(LSTM_LENGTHS), max(LSTM_LENGTHS), config.projection_size, generator=generator).to(dtype)
+    shape = (config.num_hidden_layers, len(LSTM_LENGTHS))
+    hidden = torch.randn(*shape, config.projection_size, generator=generator).to(dtype)
+    cell = torch.randn(*shape, config.lstm_hidden_size, generator=generator).to(dtype)
+    return tokens, mask, hidden, cell
+
+
+def run_lstm(lstm, tokens, mask, hidden, cell, order="forward_N"):
+    """Packs, runs and unpacks: outputs `(batch, time, projection_size)` of each layer, states in batch order."""
+    packing = pack(mask)
+    order_N = packing.positions_N[getattr(packing, order)]
+    rows = packing.rows_S
+    stream = Stream(tokens.flatten(0, 1), order_N, packing.batch_sizes, rows)
+    outputs, hidden_LSP, cell_LSH = lstm(stream, hidden[:, rows], cell[:, rows])
+    unpacked = [torch.zeros_like(tokens).flatten(0, 1).index_copy(0, order_N, out).view_as(tokens) for out in outputs]
+    back = rows.argsort()
+    return unpacked, hidden_LSP[:, back], cell_LSH[:, back]
+
+
+needs_numbers = pytest.mark.skipif(
+    version.parse(torch.__version__) < version.parse("2.10"), reason="torch 2.8 and 2.9 read no lengths inside a jvp"
+)
+
+
+def jvp(model, embeds, direction):
+    return torch.func.jvp(lambda x: model(inputs_embeds=x).elmo_embeddings, (embeds,), (direction,))[1]
+
+
+def dual(model, embeds, direction):
+    with forward_ad.dual_level():
+        return forward_ad.unpack_dual(model(inputs_embeds=forward_ad.make_dual(embeds, direction))[1]).tangent
