@@ -50,11 +50,12 @@ AUTO_CLASS_NAMES = {
 CODE_FILES = ("configuration_elmo.py", "modeling_elmo.py")  # of a saved folder, beside that of the tokenizer
 BILM_CLASSES = {"ELMoModel", "ELMoForPreTraining"}
 # Fields that only heads read. The config.json of a biLM leaves them out.
-HEAD_FIELDS = """
-    elmo_dropout elmo_placement freeze_bilm use_elmo head classifier task_hidden_size task_dropout task_num_layers
-    task_word_embedding_size freeze_word_embeddings task_char_embedding_size task_char_cnn_filters max_span_width
-    spans_per_word max_antecedents coarse_pruning train_singletons lexical_dropout use_speakers num_genres
-""".split()
+HEAD_FIELDS = (
+    *("elmo_dropout", "elmo_placement", "freeze_bilm", "use_elmo", "head", "classifier"),
+    *("task_hidden_size", "task_dropout", "task_num_layers", "task_word_embedding_size", "freeze_word_embeddings"),
+    *("task_char_embedding_size", "task_char_cnn_filters", "max_span_width", "spans_per_word", "max_antecedents"),
+    *("coarse_pruning", "train_singletons", "lexical_dropout", "use_speakers", "num_genres"),
+)
 
 # Files that make a folder a sentence-transformers model: its own `Transformer` module, which calls our method
 # `token_embeddings`, and its own `Pooling`. `modules.json` is written last, so that it is never there alone.
