@@ -11,11 +11,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from .inputs import Stream
 from .kernels.lstm_cpu import inference_lstm, threaded_layer, training_lstm
 from .kernels.lstm_cuda import fused_layer, fused_lstm
-from .kernels.plan import lstm_backend
-from .kernels.sequences import Kernel, LSTMOutput, Steps
+from .kernels.plan import plan
+from .kernels.sequences import Kernel, LSTMOutput, Stream
 from .kernels.threads import at_once, can_use_threads
 from .kernels.torch_state import needs_gradients
 
@@ -26,14 +25,14 @@ KERNELS: dict[str, Kernel] = {
     "training": training_lstm,
     "int8": inference_lstm,
     "fused": fused_lstm,
-}  # of all backends but "reference"
+}  # of all plans but "reference"
 LayersKernel = Callable[..., LSTMOutput]  # computes the same layer of both directions
 DirectionOutput = tuple[list[Tensor], Tensor, Tensor]  # as `ELMoLSTM.forward`
 
 
 def lstm_kernel(linears: list[nn.Module], inputs: Tensor, *states: Tensor) -> Kernel | None:
     """The kernel for a layer with these linear layers, inputs and states; `None` for the definition."""
-    return KERNELS.get(lstm_backend(linears, inputs, *states))
+    return KERNELS.get(plan(linears, inputs, *states, is_lstm=True).kernel)
 
 
 def run_at_once(
@@ -44,22 +43,23 @@ def run_at_once(
     Args:
         starts: by direction, `hidden_LSP` and `cell_LSH`.
     """
-    batch_sizes, other_sizes = (stream.batch_sizes for stream in streams)
+    batch_sizes, other_sizes = (stream.steps.batch_sizes for stream in streams)
     if not batch_sizes or not other_sizes:
         return None
-    tensors = [*(stream.words_UP for stream in streams), *(state for start in starts for state in start)]
+    tensors = [*(stream.inputs for stream in streams), *(state for start in starts for state in start)]
     layers = [layer for lstm in lstms for layer in lstm.layers]
-    backend = lstm_backend([linear for layer in layers for linear in layer.children()], *tensors)
-    if backend == "reference":
+    linears = [linear for layer in layers for linear in layer.children()]
+    chosen = plan(linears, *tensors, is_lstm=True).kernel
+    if chosen == "reference":
         return None
     layers_kernel = None
     if batch_sizes == other_sizes:
-        layers_kernel = kernel_of_both(lstms, batch_sizes, backend, *tensors)
+        layers_kernel = kernel_of_both(lstms, batch_sizes, chosen, *tensors)
     if layers_kernel is not None:
         return run_layer_by_layer(layers_kernel, lstms, streams, starts)
     calls = []
     for lstm, stream, start in zip(lstms, streams, starts, strict=True):
-        calls.append(partial(lstm, stream, *start, kernel=KERNELS[backend]))
+        calls.append(partial(lstm, stream, *start, kernel=KERNELS[chosen]))
     return _run_in_threads(lstms, calls, batch_sizes, *tensors)
 
 
@@ -68,14 +68,13 @@ def run_layer_by_layer(
 ) -> list[DirectionOutput]:
     """As `ELMoLSTM.forward`, with one call for the same layer of both directions, whose batch sizes are equal."""
     forward_lstm = lstms[0]
-    inputs_KND = torch.stack([stream.words_UP[stream.index_N] for stream in streams])
+    inputs_KND = torch.stack([stream.tokens_ND for stream in streams])
     hidden_KLSP, cell_KLSH = map(torch.stack, zip(*starts, strict=True))
-    steps = Steps.of(streams[0].batch_sizes, inputs_KND.device)
     outputs, ends = [], []
     for depth, layers in enumerate(zip(*(lstm.layers for lstm in lstms), strict=True)):
         inputs_KND = F.dropout(inputs_KND, forward_lstm.dropout, forward_lstm.training)
         weights = [layer.weights() for layer in layers]
-        output_KNP, *end = kernel(weights, inputs_KND, hidden_KLSP[:, depth], cell_KLSH[:, depth], steps)
+        output_KNP, *end = kernel(weights, inputs_KND, hidden_KLSP[:, depth], cell_KLSH[:, depth], streams[0].steps)
         if depth and forward_lstm.use_skip_connections:
             output_KNP = output_KNP + inputs_KND
         outputs.append(output_KNP)
@@ -87,12 +86,12 @@ def run_layer_by_layer(
 
 
 def kernel_of_both(
-    lstms: Sequence[nn.Module], batch_sizes: list[int], backend: str, *tensors: Tensor
+    lstms: Sequence[nn.Module], batch_sizes: list[int], chosen: str, *tensors: Tensor
 ) -> LayersKernel | None:
     """The kernel that computes a layer of both directions; `None` if it is better to take one after the other."""
-    if backend == "fused":
+    if chosen == "fused":
         return fused_layer
-    if backend != "training" or not can_use_threads(tensors[0].device) or not needs_gradients(lstms, *tensors):
+    if chosen != "training" or not can_use_threads(tensors[0].device) or not needs_gradients(lstms, *tensors):
         return None
     return threaded_layer if _multiplications(lstms[0], batch_sizes) >= FEW_IN_TRAINING else None
 

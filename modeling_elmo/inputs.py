@@ -16,6 +16,7 @@ from torch import Tensor
 from transformers.utils import ModelOutput, can_return_tuple, logging
 
 from .configuration_elmo import ELMoConfig
+from .kernels.sequences import Steps, Stream
 from .kernels.threads import own_share
 from .kernels.torch_state import is_exporting, to_device
 
@@ -39,18 +40,18 @@ class Packing(NamedTuple):
         positions_N: flat position in (batch * time) of each real token, in reading order.
         forward_N, backward_N: the real token in each packed row, for a left-to-right and a right-to-left pass.
         rows_S: the batch row of each sequence.
-        batch_sizes: the number of sequences that are still running at each step.
+        steps: the steps in which the LSTMs read the packed rows.
     """
 
     positions_N: Tensor
     forward_N: Tensor
     backward_N: Tensor
     rows_S: Tensor
-    batch_sizes: list[int]
+    steps: Steps
 
     def to(self, device: torch.device) -> "Packing":
         positions_N, forward_N, backward_N, rows_S = (to_device(tensor, device) for tensor in self[:-1])
-        return Packing(positions_N, forward_N, backward_N, rows_S, self.batch_sizes)
+        return Packing(positions_N, forward_N, backward_N, rows_S, self.steps.to(device))
 
 
 class TokenBatch(NamedTuple):
@@ -71,34 +72,16 @@ class TokenBatch(NamedTuple):
     index_N: Tensor
     host_packing: Packing
 
-    def left_to_right(self) -> "Stream":
-        index_N = self.index_N[self.packing.forward_N]
-        return Stream(self.words_UP, index_N, self.packing.batch_sizes, self.packing.rows_S)
+    def left_to_right(self) -> Stream:
+        return Stream(self.words_UP, self.packing.steps, self.index_N[self.packing.forward_N])
 
-    def right_to_left(self) -> "Stream":
-        index_N = self.index_N[self.packing.backward_N]
-        return Stream(self.words_UP, index_N, self.packing.batch_sizes, self.packing.rows_S)
+    def right_to_left(self) -> Stream:
+        return Stream(self.words_UP, self.packing.steps, self.index_N[self.packing.backward_N])
 
     def has_two_texts(self) -> bool:
         """Whether a row has two texts, as `token_type_ids` mark them."""
         rows_S = self.host_packing.rows_S
         return len(rows_S.unique()) < len(rows_S)
-
-
-class Stream(NamedTuple):
-    """The tokens of a batch in the order in which an LSTM reads them, step by step.
-
-    Shape:
-        words_UP: `(distinct words, projection_size)`.
-        index_N: `(tokens,)`, the distinct word of each token.
-        batch_sizes: the number of sequences that are still running at each step.
-        rows_S: the batch row of each sequence.
-    """
-
-    words_UP: Tensor
-    index_N: Tensor
-    batch_sizes: list[int]
-    rows_S: Tensor
 
 
 def on_host(value: Any) -> Any:
@@ -135,7 +118,7 @@ def pack(mask_BT: Tensor, token_type_ids_BT: Tensor | None = None) -> Packing:
         forward_N=(steps_N * len(lengths_S) + ranks_N).argsort(),
         backward_N=(reverse_steps_N * len(lengths_S) + ranks_N).argsort(),
         rows_S=rows_N[starts_S[order_S]],
-        batch_sizes=steps_N.bincount().tolist(),
+        steps=Steps(steps_N.bincount().tolist(), mask_BT.device),
     )
 
 

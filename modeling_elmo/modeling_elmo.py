@@ -58,7 +58,6 @@ from .exporting import run_in_export
 from .inputs import (
     NO_LABEL,
     States,
-    Stream,
     TokenBatch,
     check_ids,
     join_states,
@@ -73,9 +72,9 @@ from .inputs import (
     unpad,
     word_mask,
 )
-from .kernels.plan import choose_backend
+from .kernels.plan import plan
 from .kernels.products import fast_linear
-from .kernels.sequences import Kernel, LSTMOutput, LSTMWeights, Sequences
+from .kernels.sequences import Kernel, LSTMOutput, LSTMWeights, Stream
 from .kernels.torch_state import fetched, is_exporting, is_hooked, is_unmodified, product_dtype, to_device
 from .model_outputs import ELMoForPreTrainingOutput, ELMoModelOutput
 from .scoring import ELMoScoringMixin, check_targets, neighbor_tokens
@@ -107,8 +106,8 @@ class ELMoCharacterEncoder(nn.Module):
         `torch.export`.
         """
         is_list = characters.dim() == 2 and len(characters) > 0
-        backend, _ = choose_backend([self.char_embeddings, *self.convolutions], self.char_embeddings.weight)
-        if is_list and backend != "reference":
+        kernel = plan([self.char_embeddings, *self.convolutions], self.char_embeddings.weight).kernel
+        if is_list and kernel != "reference":
             maxima = maxima_from_tables(self.char_embeddings, self.convolutions, characters)
         else:
             maxima = self.convolve(characters)
@@ -201,18 +200,19 @@ class ELMoLSTMLayer(nn.Module):
         return hidden_SP, cell_SH
 
     @torch.compiler.disable  # a traced time loop would be compiled again for every length
-    def forward(self, text: Sequences) -> LSTMOutput:
+    def forward(self, stream: Stream, hidden_SP: Tensor, cell_SH: Tensor) -> LSTMOutput:
         """Returns the projected state at every step, and the state after each sequence's end."""
-        if not text.batch_sizes:
-            return text.inputs.new_empty(0, text.hidden_SP.shape[-1]), text.hidden_SP, text.cell_SH
-        kernel = lstm_kernel(list(self.children()), text.inputs, text.hidden_SP, text.cell_SH)
-        return self.scan(text) if kernel is None else kernel(self.weights(), text)
+        if not stream.steps.batch_sizes:
+            return stream.inputs.new_empty(0, hidden_SP.shape[-1]), hidden_SP, cell_SH
+        kernel = lstm_kernel(list(self.children()), stream.inputs, hidden_SP, cell_SH)
+        if kernel is not None:
+            return kernel(self.weights(), stream, hidden_SP, cell_SH)
+        return self.scan(stream, hidden_SP, cell_SH)
 
-    def scan(self, text: Sequences) -> LSTMOutput:
+    def scan(self, stream: Stream, hidden_SP: Tensor, cell_SH: Tensor) -> LSTMOutput:
         """`step` by step: differentiable, for every device and dtype. A sequence that ends leaves the state's rows."""
-        hidden_SP, cell_SH = text.hidden_SP, text.cell_SH
         outputs, ended = [], []
-        for gates_SG in self.input_linear(text.tokens_ND).split(text.batch_sizes):
+        for gates_SG in self.input_linear(stream.tokens_ND).split(stream.steps.batch_sizes):
             running = len(gates_SG)
             if running < len(hidden_SP):
                 ended.append((hidden_SP[running:], cell_SH[running:]))
@@ -260,18 +260,19 @@ class ELMoLSTM(nn.Module):
             The output of each layer, `(N, projection_size)`, and the states after each sequence's end.
         """
         outputs, states = [], []
-        inputs, index_N = stream.words_UP, cast(Tensor | None, stream.index_N)
         for depth, layer in enumerate(cast(Iterable[ELMoLSTMLayer], self.layers)):
             if self.training and self.dropout:  # separate for each token, not for each distinct word
-                tokens_NP = inputs if index_N is None else inputs[index_N]
-                inputs, index_N = F.dropout(tokens_NP, self.dropout), None
-            text = Sequences(inputs, stream.batch_sizes, hidden_LSP[depth], cell_LSH[depth], index_N)
-            output_NP, *state = layer(text) if kernel is None else kernel(layer.weights(), text)
+                stream = Stream(F.dropout(stream.tokens_ND, self.dropout), stream.steps)
+            start = hidden_LSP[depth], cell_LSH[depth]
+            if kernel is None:
+                output_NP, *state = layer(stream, *start)
+            else:
+                output_NP, *state = kernel(layer.weights(), stream, *start)
             if depth and self.use_skip_connections:
-                output_NP = output_NP + inputs
+                output_NP = output_NP + stream.inputs
             outputs.append(output_NP)
             states.append(state)
-            inputs, index_N = output_NP, None
+            stream = Stream(output_NP, stream.steps)
         hidden, cell = zip(*states, strict=True)
         return outputs, torch.stack(hidden), torch.stack(cell)
 
@@ -528,15 +529,16 @@ class ELMoModel(VocabularyCacheMixin, ELMoPreTrainedModel):
         states = starting_states(self.config, initial_states, batch.words_UP, len(batch.mask_BT))
         lstms = self.forward_lstm, self.backward_lstm
         streams = batch.left_to_right(), batch.right_to_left() if other is None else other.left_to_right()
-        starts = [states_of_sequences(states, direction, stream.rows_S) for direction, stream in enumerate(streams)]
+        rows = batch.packing.rows_S, (other or batch).packing.rows_S
+        starts = [states_of_sequences(states, direction, rows_S) for direction, rows_S in enumerate(rows)]
         results = None
         if self._has_own_lstms():
             results = run_at_once(lstms, streams, starts)
         if results is None:
             results = [lstm(stream, *start) for lstm, stream, start in zip(lstms, streams, starts, strict=True)]
         (forward, *forward_ends), (backward, *backward_ends) = results
-        forward_states = states_of_rows(states, 0, streams[0].rows_S, forward_ends)
-        backward_states = states_of_rows(states, 1, streams[1].rows_S, backward_ends)
+        forward_states = states_of_rows(states, 0, rows[0], forward_ends)
+        backward_states = states_of_rows(states, 1, rows[1], backward_ends)
         return BothDirections(forward, backward, join_states(forward_states, backward_states))
 
     def _has_own_lstms(self) -> bool:

@@ -20,7 +20,7 @@ import modeling_elmo
 from modeling_elmo.kernels import lstm_cuda
 from modeling_elmo.kernels.int8 import int8_obstacle
 from modeling_elmo.kernels.onednn import bfloat16_obstacle, processor_name
-from modeling_elmo.kernels.plan import choose_backend
+from modeling_elmo.kernels.plan import plan
 from modeling_elmo.run_scripts.program.command_line import ProgramParser, run
 from modeling_elmo.run_scripts.program.models import check_model
 from modeling_elmo.run_scripts.program.processes import has_accelerator
@@ -45,13 +45,13 @@ def main(arguments: list[str] | None = None) -> None:
 
 
 def machine_facts() -> dict[str, dict[str, str]]:
-    """Facts by section and name. The backends are those of a linear layer; `elmo_backend` lists their names."""
+    """Facts by section and name. The kernels are those of a linear layer; `kernels/plan.py` describes them."""
     obstacles = {"bfloat16": bfloat16_obstacle(), "8 bits": int8_obstacle()}
     layer, inputs = nn.Linear(16, 16), torch.zeros(2, 16)
     with torch.no_grad():
-        vectors = choose_backend([layer], inputs)[0]
+        vectors = plan([layer], inputs).kernel
     with torch.autocast("cpu", torch.bfloat16, enabled=not obstacles["bfloat16"]):  # as the programs do
-        bf16 = choose_backend([layer], inputs)[0]
+        bf16 = plan([layer], inputs).kernel
     return {
         "Versions": {
             "modeling-elmo": f"{modeling_elmo.__version__}, in {os.path.dirname(str(modeling_elmo.__file__))}",
@@ -63,9 +63,9 @@ def machine_facts() -> dict[str, dict[str, str]]:
             **{name: f"slow: {obstacle}" if obstacle else "fast" for name, obstacle in obstacles.items()},
         },
         "Accelerators": accelerators(),
-        "Chosen backends on CPU": {
+        "Chosen kernels on CPU": {
             "vectors": vectors,
-            "training": choose_backend([layer], inputs)[0],
+            "training": plan([layer], inputs).kernel,
             "training, --bf16": bf16,
         },
     }

@@ -62,7 +62,7 @@ class PackedTexts:
         texts_ST = texts_ST.cpu()
         packing = pack(texts_ST)
         self.lengths = texts_ST.sum(1).tolist()
-        self.batch_sizes = packing.batch_sizes
+        self.batch_sizes = packing.steps.batch_sizes
         sizes = _on_host(self.batch_sizes)
         self.starts = sizes.cumsum(0) - sizes
         self.ranks_S = _on_host([0] * len(texts_ST))

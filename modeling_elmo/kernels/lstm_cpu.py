@@ -12,24 +12,25 @@ from torch import Tensor
 
 from .lstm_loop import Arithmetic, run_direction, run_groups
 from .products import packed, prepared, product, tanh, weight_gradient
-from .sequences import LSTMOutput, LSTMWeights, Sequences, Steps
+from .sequences import LSTMOutput, LSTMWeights, Steps, Stream
 
 CHUNK_ROWS = 256  # rows of input gates per product: one (tokens x 4H) block would page-fault on every call
 MOST_WORDS = 1024  # maximum distinct words whose input gates are kept: 64 KB each at the original size
 
 
-def inference_lstm(layer: LSTMWeights, text: Sequences) -> LSTMOutput:
+def inference_lstm(layer: LSTMWeights, stream: Stream, hidden_SP: Tensor, cell_SH: Tensor) -> LSTMOutput:
     """CPU inference, in float or in 8 bits: in place, without gradients. Cells are float.
 
     The input gates of a repeated word are computed once. Each step has as few operators as possible: for one sentence,
     starting them takes as long as computing.
     """
-    most = text.batch_sizes[0]
+    batch_sizes = stream.steps.batch_sizes
+    most = batch_sizes[0]
     state_weight = prepared(layer.state_linear, most)
     projection = None if layer.projection is None else prepared(layer.projection, most)
-    clip, ended, hidden_SP, cell_SH = layer.cell_clip, [], text.hidden_SP, text.cell_SH.clone()
-    outputs_NP = text.inputs.new_empty(sum(text.batch_sizes), hidden_SP.shape[-1])
-    for plus_SG, output_SP in zip(_input_gates(layer, text), outputs_NP.split(text.batch_sizes), strict=True):
+    clip, ended, cell_SH = layer.cell_clip, [], cell_SH.clone()
+    outputs_NP = stream.inputs.new_empty(sum(batch_sizes), hidden_SP.shape[-1])
+    for plus_SG, output_SP in zip(_input_gates(layer, stream), outputs_NP.split(batch_sizes), strict=True):
         size = len(output_SP)
         if size < most:
             ended.append(hidden_SP[size:])
@@ -47,15 +48,16 @@ def inference_lstm(layer: LSTMWeights, text: Sequences) -> LSTMOutput:
     return outputs_NP, torch.cat([hidden_SP, *ended[::-1]]), cell_SH
 
 
-def _input_gates(layer: LSTMWeights, text: Sequences) -> Iterator[Tensor]:
+def _input_gates(layer: LSTMWeights, stream: Stream) -> Iterator[Tensor]:
     """The input half of the gates of each step, computed for whole steps of about `CHUNK_ROWS` rows at a time."""
     weight = prepared(layer.input_linear)
     bias_G = _run_time_bias(layer.bias_G, layer.forget_bias)
-    index_N: Any = text.index_N
-    are_kept = index_N is not None and len(text.inputs) <= min(0.8 * len(index_N), MOST_WORDS)
-    rows_XG = product(text.inputs, weight, bias_G) if are_kept else text.tokens_ND
+    index_N: Any = stream.index_N
+    are_kept = index_N is not None and len(stream.inputs) <= min(0.8 * len(index_N), MOST_WORDS)
+    rows_XG = product(stream.inputs, weight, bias_G) if are_kept else stream.tokens_ND
     start, end, sizes = 0, 0, []
-    for size, following in zip(text.batch_sizes, [*text.batch_sizes[1:], CHUNK_ROWS], strict=True):
+    batch_sizes = stream.steps.batch_sizes
+    for size, following in zip(batch_sizes, [*batch_sizes[1:], CHUNK_ROWS], strict=True):
         sizes.append(size)
         end += size
         if end - start + following > CHUNK_ROWS:

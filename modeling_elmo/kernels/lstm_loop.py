@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from .products import tanh
-from .sequences import LSTMOutput, LSTMWeights, Sequences, Steps
+from .sequences import LSTMOutput, LSTMWeights, Steps, Stream
 from .threads import at_once
 from .torch_state import first_derivative, product_dtype
 
@@ -85,11 +85,12 @@ class Arithmetic:
         cell_backward(*arguments)
 
 
-def run_direction(arithmetic: Arithmetic, layer: LSTMWeights, text: Sequences) -> LSTMOutput:
+def run_direction(
+    arithmetic: Arithmetic, layer: LSTMWeights, stream: Stream, hidden_SP: Tensor, cell_SH: Tensor
+) -> LSTMOutput:
     """Runs a layer of one direction."""
-    steps = Steps.of(text.batch_sizes, text.inputs.device)
-    states = text.hidden_SP[None], text.cell_SH[None]
-    outputs_KNP, hidden_KSP, cell_KSH = run_layer(arithmetic, [layer], text.tokens_ND[None], *states, steps)
+    inputs_KND, states = stream.tokens_ND[None], (hidden_SP[None], cell_SH[None])
+    outputs_KNP, hidden_KSP, cell_KSH = run_layer(arithmetic, [layer], inputs_KND, *states, stream.steps)
     return outputs_KNP[0], hidden_KSP[0], cell_KSH[0]
 
 

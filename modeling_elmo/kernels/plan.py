@@ -1,8 +1,16 @@
-"""The choice of a backend for some layers and inputs, with the reason for it."""
+"""The choice of a kernel for some layers and inputs, with the reason for it.
+
+- `"reference"`: the definition, plain PyTorch with autograd, for every device.
+- `"inference"`: on CPU, in place, without gradients.
+- `"training"`: on CPU, with a hand-written backward pass.
+- `"int8"`: linear layers in 8 bits, on CPU, without gradients.
+- `"fused"`: an LSTM on an accelerator, both directions at once, with a hand-written backward pass.
+"""
 
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -22,10 +30,13 @@ from .torch_state import (
 
 logger = logging.get_logger(__name__)
 
-
-BACKENDS = ("reference", "inference", "training", "int8", "fused")
-DENSE_LAYERS = (nn.Linear, nn.Conv1d, nn.Embedding)
-INT8_LAYERS = (nn.Linear, Int8Linear)
+BACKENDS = ("reference", "int8")
+LAYER_TYPES: dict[str, tuple[type[nn.Module], ...]] = {  # whose parameters a kernel reads
+    "inference": (nn.Linear, nn.Conv1d, nn.Embedding),
+    "training": (nn.Linear, nn.Conv1d, nn.Embedding),
+    "int8": (nn.Linear, Int8Linear),
+    "fused": (nn.Linear,),
+}
 HOW_TO_TRAIN = "Train the model in float32 and quantize it afterwards; `model.dequantize()` turns it back."
 NOT_ONLY_VALUES = "a tensor has a tangent, belongs to a subclass, or is in a transformation of torch.func"
 _forced: ContextVar[str | None] = ContextVar("forced backend", default=None)
@@ -33,18 +44,16 @@ _forced: ContextVar[str | None] = ContextVar("forced backend", default=None)
 
 @contextmanager
 def elmo_backend(name: str) -> Iterator[None]:
-    """Forces one of `BACKENDS` inside the block. A backend that is not possible raises an error.
+    """Forces a backend inside the block.
 
     - `"reference"`: the definition, plain PyTorch with autograd. It needs the least memory: no second copy of a weight.
-    - `"inference"`: in place, without gradients.
-    - `"training"`: with a hand-written backward pass.
     - `"int8"`: linear layers in 8 bits, on CPU, without gradients. Float weights are kept, too: a trial of `quantize`.
-    - `"fused"`: the LSTM with both directions at once, fused cells (triton on CUDA) and a hand-written backward pass.
 
-    By default, CPUs use `"inference"` or `"training"` where possible, and `"int8"` for layers of a quantized model.
-    LSTMs on accelerators use `"fused"` where possible. All else uses `"reference"`: also tangents, transformations of
-    `torch.func`, and modes that watch operators (`FlopCounterMode`), unless a backend is forced. Under autocast in
-    bfloat16, CPUs with oneDNN use `"training"`, also without gradients.
+    By default, the fastest kernel computes that is possible for a device, a dtype, and what is asked for. Tangents,
+    transformations of `torch.func`, and modes that watch operators (`FlopCounterMode`) get the definition.
+
+    Raises:
+        ValueError: there is no such backend, or, inside the block, 8 bits are not possible.
     """
     if name not in BACKENDS:
         raise ValueError(f"There is no backend {name!r}; pass one of {', '.join(BACKENDS)}.")
@@ -60,100 +69,85 @@ def forced_backend() -> str | None:
     return _forced.get()
 
 
-def choose_backend(layers: Iterable[nn.Module], inputs: Tensor, *states: Tensor) -> tuple[str, str]:
-    """The backend for these layers, inputs and states, and the reason for the choice.
+class Plan(NamedTuple):
+    """The kernel that computes, and the reason for it."""
+
+    kernel: str
+    reason: str
+
+
+def plan(layers: Iterable[nn.Module], inputs: Tensor, *states: Tensor, is_lstm: bool = False) -> Plan:
+    """The kernel for these layers, inputs and states.
 
     Raises:
-        ValueError: `elmo_backend` forces a backend that is not possible, or gradients of a quantized layer are needed.
+        ValueError: `elmo_backend` asks for 8 bits, which are not possible; or a quantized layer needs gradients.
     """
     layers, forced = list(layers), forced_backend()
     differentiable = needs_gradients(layers, inputs, *states)
-    quantized = any(isinstance(layer, Int8Linear) for layer in layers)
-    differentiated = differentiable or (quantized and may_have_tangents(inputs, *states))
-    if quantized and (differentiated or forced not in (None, "reference", "int8")):
-        wish = "gradients" if differentiated else f"backend {forced!r}"
-        raise ValueError(f"A quantized layer has no {wish}. {HOW_TO_TRAIN}")
+    is_quantized = any(isinstance(layer, Int8Linear) for layer in layers)
+    if is_quantized and (differentiable or may_have_tangents(inputs, *states)):
+        raise ValueError(f"A quantized layer has no gradients. {HOW_TO_TRAIN}")
     if forced == "reference":
-        return forced, "forced"
-    suitable = "training" if differentiable or autocast_dtype(inputs.device) else "inference"
-    is_linear = bool(layers) and all(isinstance(layer, INT8_LAYERS) for layer in layers)
-    if quantized or (forced == "int8" and is_linear):
-        wanted, obstacle = "int8", _int8_obstacle(differentiable, layers, inputs, *states)
-    else:
-        wanted = forced if forced in ("inference", "training") else suitable
-        obstacle = _obstacle(wanted, differentiable, layers, inputs, *states)
-    if obstacle and wanted == forced:
-        raise ValueError(f"The backend {forced!r} was forced, but {obstacle}. Use elmo_backend('reference').")
-    if obstacle:
-        if inputs.device.type == "cpu" and product_dtype(inputs) == torch.bfloat16 and (slow := bfloat16_obstacle()):
-            logger.warning_once(f"Products in bfloat16 are slower here than in float32: {slow}.")
-        return "reference", obstacle
-    return wanted, "forced" if wanted == forced else f"CPU {wanted}"
+        return Plan("reference", "forced")
+    kernel = _fastest(inputs, differentiable, is_lstm)
+    is_linear = bool(layers) and all(isinstance(layer, LAYER_TYPES["int8"]) for layer in layers)
+    if is_quantized or (forced == "int8" and is_linear):
+        kernel = "int8"
+    obstacle = _obstacle(kernel, differentiable, layers, inputs, *states)
+    if obstacle is None:
+        return Plan(kernel, f"fastest on {inputs.device.type}")
+    if kernel == forced:
+        raise ValueError(f"The backend 'int8' was forced, but {obstacle}. Use elmo_backend('reference').")
+    if inputs.device.type == "cpu" and product_dtype(inputs) == torch.bfloat16 and (slow := bfloat16_obstacle()):
+        logger.warning_once(f"Products in bfloat16 are slower here than in float32: {slow}.")
+    return Plan("reference", obstacle)
 
 
-def _obstacle_of_all(*tensors: Tensor) -> str | None:
-    """The reason why the definition must compute with these tensors, or `None`."""
+def _fastest(inputs: Tensor, differentiable: bool, is_lstm: bool) -> str:
+    """The kernel for a device, if nothing speaks against it."""
+    if is_lstm and is_accelerator(inputs.device):
+        return "fused"
+    # Under autocast, products are in another dtype than states, which only the kernels of training can do.
+    return "training" if differentiable or autocast_dtype(inputs.device) else "inference"
+
+
+def is_accelerator(device: torch.device) -> bool:
+    """Whether an LSTM takes the path of few launches, which was never measured on Apple's devices."""
+    return device.type not in ("cpu", "meta", "mps")
+
+
+def _obstacle(
+    kernel: str, differentiable: bool, layers: list[nn.Module], inputs: Tensor, *states: Tensor
+) -> str | None:
+    """The reason why a kernel is not possible, or `None`."""
     if torch.compiler.is_compiling():
         return "the model is being compiled"
     if forced_backend() is None and is_watched():
         return "a mode of torch watches the operators"
-    return None if sees_values_only(*tensors) else NOT_ONLY_VALUES
-
-
-def _obstacle(
-    backend: str, differentiable: bool, layers: list[nn.Module], inputs: Tensor, *states: Tensor
-) -> str | None:
-    """The reason why a backend is not possible, or `None`."""
-    if obstacle := _obstacle_of_all(inputs, *states):
-        return obstacle
-    exact = inputs.dtype in (torch.float32, torch.float64)
+    if not sees_values_only(inputs, *states):
+        return NOT_ONLY_VALUES
     autocast = autocast_dtype(inputs.device)
-    other_device = inputs.device.type != "cpu" and forced_backend() != backend
-    if other_device or not (exact or (autocast or backend == "inference") and has_onednn(inputs)):
-        return f"{backend} is not built for {inputs.dtype} on {inputs.device}"
-    if autocast and (backend == "inference" or product_dtype(inputs) not in onednn_dtypes()):
-        return f"{backend} is not built for autocast in {autocast}"
-    if backend == "inference" and differentiable:
+    if kernel != "fused" and not _is_built_for(kernel, inputs, autocast is not None):
+        return f"{kernel} is not built for {inputs.dtype} on {inputs.device}"
+    if kernel == "training" and autocast and product_dtype(inputs) not in onednn_dtypes():
+        return f"{kernel} is not built for autocast in {autocast}"
+    if kernel == "int8" and differentiable:
         return "gradients are needed"
-    dtypes = {inputs.dtype, torch.float32} if autocast else {inputs.dtype}
-    if not all(is_unmodified(layer, DENSE_LAYERS) and layer.weight.dtype in dtypes for layer in layers):
-        return "a layer is wrapped, hooked or quantized, or its dtype is not the inputs'"
-    return None
+    dtypes = {inputs.dtype}
+    if kernel == "int8":
+        dtypes.add(torch.int8)
+    elif autocast:
+        dtypes.add(torch.float32)
+    for layer in layers:
+        if not is_unmodified(layer, LAYER_TYPES[kernel]) or layer.weight.dtype not in dtypes:
+            return "a layer is wrapped, hooked or quantized, or its dtype is not the inputs'"
+    return int8_obstacle() if kernel == "int8" else None
 
 
-def fused_obstacle(layers: Iterable[nn.Module], inputs: Tensor, *states: Tensor) -> str | None:
-    """The reason why an LSTM with these linear layers does not take the path of accelerators, or `None`."""
-    forced = forced_backend()
-    if forced not in (None, "fused"):
-        return f"{forced!r} is forced"
-    if forced is None and inputs.device.type in ("cpu", "meta", "mps"):
-        return f"fused is not built for {inputs.device}"
-    if obstacle := _obstacle_of_all(inputs, *states):
-        return obstacle
-    dtypes = {inputs.dtype, torch.float32} if autocast_dtype(inputs.device) else {inputs.dtype}
-    if not all(is_unmodified(layer, (nn.Linear,)) and layer.weight.dtype in dtypes for layer in layers):
-        return "a layer is wrapped, hooked or quantized, or its dtype is not the inputs'"
-    return None
-
-
-def _int8_obstacle(differentiable: bool, layers: list[nn.Module], inputs: Tensor, *states: Tensor) -> str | None:
-    if inputs.device.type != "cpu" or inputs.dtype != torch.float32:
-        return f"int8 is not built for {inputs.dtype} on {inputs.device}"
-    if obstacle := _obstacle_of_all(inputs, *states):
-        return obstacle
-    if differentiable:
-        return "gradients are needed"
-    dtypes = {torch.float32, torch.int8}
-    if not all(is_unmodified(layer, INT8_LAYERS) and layer.weight.dtype in dtypes for layer in layers):
-        return "a layer is wrapped or hooked, or its dtype is not float32"
-    return int8_obstacle()
-
-
-def lstm_backend(linears: list[nn.Module], inputs: Tensor, *states: Tensor) -> str:
-    """The name of the kernel for layers with these linear layers, inputs and states."""
-    backend, _ = choose_backend(linears, inputs, *states)
-    if (obstacle := fused_obstacle(linears, inputs, *states)) is None:
-        return "fused"
-    if forced_backend() == "fused":
-        raise ValueError(f"The backend 'fused' was forced, but {obstacle}. Use elmo_backend('reference').")
-    return backend
+def _is_built_for(kernel: str, inputs: Tensor, has_autocast: bool) -> bool:
+    if inputs.device.type != "cpu":
+        return False
+    if kernel == "int8":
+        return inputs.dtype == torch.float32
+    is_exact = inputs.dtype in (torch.float32, torch.float64)
+    return is_exact or ((has_autocast or kernel == "inference") and has_onednn(inputs))

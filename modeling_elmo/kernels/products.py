@@ -15,7 +15,7 @@ from torch.utils.weak import WeakTensorKeyDictionary
 
 from .int8 import Int8Linear, Int8Weight, int8_product, int8_rows
 from .onednn import has_onednn, onednn_layout, onednn_product, processor_name
-from .plan import choose_backend, forced_backend
+from .plan import forced_backend, plan
 from .torch_state import first_derivative, product_dtype, version
 
 FEW_PRODUCTS = 2**20  # with fewer multiplications, oneDNN's start (0.1 ms) costs more than it saves
@@ -29,14 +29,14 @@ def fast_linear(linear: nn.Linear, inputs: Tensor, part_GD: Tensor | None = None
     Args:
         inputs: `(..., width)`.
     """
-    backend, _ = choose_backend([linear], inputs)
-    if backend in ("inference", "training"):
+    kernel = plan([linear], inputs).kernel
+    if kernel in ("inference", "training"):
         weight_GD, bias_G = (linear.weight, linear.bias) if part_GD is None else (part_GD, None)
         dtype = product_dtype(inputs)
         return fast_product(inputs.to(dtype), weight_GD.to(dtype), None if bias_G is None else bias_G.to(dtype))
     if part_GD is not None:
         return F.linear(inputs, part_GD)
-    if backend == "int8":
+    if kernel == "int8":
         return product(inputs.flatten(0, -2), prepared(linear), linear.bias).unflatten(0, inputs.shape[:-1])
     return linear(inputs)
 

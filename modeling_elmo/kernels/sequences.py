@@ -9,7 +9,7 @@ order i, f, o, g (the candidate); K directions; L layers; B rows of the batch.
 """
 
 from collections.abc import Callable
-from functools import partial
+from functools import cached_property
 from typing import NamedTuple
 
 import torch
@@ -42,19 +42,55 @@ class LSTMWeights(NamedTuple):
         return self.input_linear.bias
 
 
-class Sequences(NamedTuple):
-    """Input of a layer: packed tokens, and the state at their start.
+class Steps:
+    """The steps of packed tokens, `(N, ...)`: each has the next `batch_sizes` rows.
+
+    Args:
+        batch_sizes: the number of sequences that are still running at each step.
+        device: of the tokens.
+    """
+
+    def __init__(self, batch_sizes: list[int], device: torch.device):
+        self.batch_sizes = batch_sizes
+        self.device = device
+
+    def to(self, device: torch.device) -> "Steps":
+        return Steps(self.batch_sizes, device)
+
+    @cached_property
+    def _starts(self) -> tuple[Tensor, Tensor]:
+        sizes_T = torch.tensor(self.batch_sizes, device="cpu")
+        return sizes_T, sizes_T.cumsum(0) - sizes_T
+
+    @cached_property
+    def last_S(self) -> Tensor:
+        """The row of each sequence's last token."""
+        sizes_T, starts_T = self._starts
+        sequence_S = torch.arange(self.batch_sizes[0], device="cpu")
+        lengths_S = (sizes_T[:, None] > sequence_S).sum(0)
+        return to_device(starts_T[lengths_S - 1] + sequence_S, self.device)
+
+    @cached_property
+    def before_N(self) -> Tensor:
+        """The row of the preceding token of each token, after S rows for the state at the start."""
+        sizes_T, starts_T = self._starts
+        step_N = torch.arange(len(sizes_T), device="cpu").repeat_interleave(sizes_T)
+        sequence_N = torch.arange(len(step_N), device="cpu") - starts_T[step_N]
+        first_row_N = torch.where(step_N > 0, self.batch_sizes[0] + starts_T[step_N - 1], 0)
+        return to_device(first_row_N + sequence_N, self.device)
+
+
+class Stream(NamedTuple):
+    """Packed tokens in the order in which an LSTM, or a layer of it, reads them.
 
     Shape:
         inputs: `(N, D)`, a vector for each token; with `index_N`, `(U, D)`, a vector for each distinct word.
-        batch_sizes: the number of sequences that are still running at each step.
+        steps: the steps in which the tokens are read.
         index_N: the distinct word of each token.
     """
 
     inputs: Tensor
-    batch_sizes: list[int]
-    hidden_SP: Tensor
-    cell_SH: Tensor
+    steps: Steps
     index_N: Tensor | None = None
 
     @property
@@ -63,33 +99,7 @@ class Sequences(NamedTuple):
 
 
 LSTMOutput = tuple[Tensor, Tensor, Tensor]  # outputs_NP; hidden_SP and cell_SH after each sequence's end
-Kernel = Callable[[LSTMWeights, Sequences], LSTMOutput]
-
-
-class Steps(NamedTuple):
-    """Rows of packed tokens, `(N, ...)`, of which each step has the next `batch_sizes`.
-
-    Shape:
-        last_S: the row of each sequence's last token.
-        before_N: the row of the preceding token of each token, after S rows for the state at the start.
-    """
-
-    batch_sizes: list[int]
-    last_S: Tensor
-    before_N: Tensor
-
-    @classmethod
-    def of(cls, batch_sizes: list[int], device: torch.device) -> "Steps":
-        count = partial(torch.arange, device="cpu")
-        sizes_T = torch.tensor(batch_sizes, device="cpu")
-        starts_T = sizes_T.cumsum(0) - sizes_T
-        step_N = count(len(batch_sizes)).repeat_interleave(sizes_T)
-        sequence_N = count(len(step_N)) - starts_T[step_N]
-        sequence_S = count(batch_sizes[0])
-        lengths_S = (sizes_T[:, None] > sequence_S).sum(0)
-        before_N = torch.where(step_N > 0, batch_sizes[0] + starts_T[step_N - 1], 0) + sequence_N
-        last_S = starts_T[lengths_S - 1] + sequence_S
-        return cls(batch_sizes, to_device(last_S, device), to_device(before_N, device))
+Kernel = Callable[[LSTMWeights, Stream, Tensor, Tensor], LSTMOutput]  # with hidden_SP and cell_SH at the start
 
 
 def shifted(first_SX: Tensor, rows_NX: Tensor, batch_sizes: list[int]) -> Tensor:
