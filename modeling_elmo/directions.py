@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from .kernels.lstm_cpu import inference_lstm, threaded_layer, training_lstm
 from .kernels.lstm_cuda import fused_layer, fused_lstm
-from .kernels.plan import plan
+from .kernels.plan import make_plan
 from .kernels.sequences import Kernel, LSTMOutput, Stream
 from .kernels.threads import at_once, can_use_threads
 from .kernels.torch_state import needs_gradients
@@ -32,7 +32,7 @@ DirectionOutput = tuple[list[Tensor], Tensor, Tensor]  # as `ELMoLSTM.forward`
 
 def lstm_kernel(linears: list[nn.Module], inputs: Tensor, *states: Tensor) -> Kernel | None:
     """The kernel for a layer with these linear layers, inputs and states; `None` for the definition."""
-    return KERNELS.get(plan(linears, inputs, *states, is_lstm=True).kernel)
+    return KERNELS.get(make_plan(linears, inputs, *states, is_lstm=True).kernel)
 
 
 def run_at_once(
@@ -49,7 +49,7 @@ def run_at_once(
     tensors = [*(stream.inputs for stream in streams), *(state for start in starts for state in start)]
     layers = [layer for lstm in lstms for layer in lstm.layers]
     linears = [linear for layer in layers for linear in layer.children()]
-    chosen = plan(linears, *tensors, is_lstm=True).kernel
+    chosen = make_plan(linears, *tensors, is_lstm=True).kernel
     if chosen == "reference":
         return None
     layers_kernel = None

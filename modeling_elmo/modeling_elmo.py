@@ -72,7 +72,7 @@ from .inputs import (
     unpad,
     word_mask,
 )
-from .kernels.plan import plan
+from .kernels.plan import make_plan
 from .kernels.products import fast_linear
 from .kernels.sequences import Kernel, LSTMOutput, LSTMWeights, Stream
 from .kernels.torch_state import fetched, is_exporting, is_hooked, is_unmodified, product_dtype, to_device
@@ -106,7 +106,7 @@ class ELMoCharacterEncoder(nn.Module):
         `torch.export`.
         """
         is_list = characters.dim() == 2 and len(characters) > 0
-        kernel = plan([self.char_embeddings, *self.convolutions], self.char_embeddings.weight).kernel
+        kernel = make_plan([self.char_embeddings, *self.convolutions], self.char_embeddings.weight).kernel
         if is_list and kernel != "reference":
             maxima = maxima_from_tables(self.char_embeddings, self.convolutions, characters)
         else:

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from transformers import initialization as init
 
 from .base import chosen_rows, zero_row
-from .kernels.plan import forced_backend, plan
+from .kernels.plan import forced_backend, make_plan
 from .kernels.products import fast_linear, product, suits_mkl, weight_gradient
 from .kernels.torch_state import first_derivative, is_unmodified, product_dtype, to_device
 
@@ -127,7 +127,7 @@ class ELMoSoftmax(nn.Module):
             return torch.cat([before_NV, torch.full_like(words_NV[:, :1], -math.inf), after_NV], 1)
         bias_V = self._bias_without_pad(-math.inf)
         hidden_NP, weight_VP = _for_products(hidden_NP, self.weight)
-        fast = plan([], hidden_NP, weight_VP, bias_V).kernel == "inference"
+        fast = make_plan([], hidden_NP, weight_VP, bias_V).kernel == "inference"
         logits_NV = product(hidden_NP, weight_VP) if fast else F.linear(hidden_NP, weight_VP)
         return logits_NV.to(_sum_dtype(hidden_NP)).add_(bias_V).log_softmax(1)
 
@@ -293,7 +293,7 @@ def cross_entropy(
         offset_R: added to the logits: minus the log of the expected count of a candidate. Default: 0.
     """
     inputs = hidden_NP, weight_RP, bias_R
-    is_on_cpu = plan([], *inputs).kernel != "reference"
+    is_on_cpu = make_plan([], *inputs).kernel != "reference"
     fast = is_on_cpu and not suits_mkl(len(hidden_NP), weight_RP.t())
     constants = targets_N, scale_N.detach(), excluded_R, offset_R, fast
     if torch.is_grad_enabled() and any(tensor.requires_grad for tensor in inputs):

@@ -20,7 +20,7 @@ import modeling_elmo
 from modeling_elmo.kernels import lstm_cuda
 from modeling_elmo.kernels.int8 import int8_obstacle
 from modeling_elmo.kernels.onednn import bfloat16_obstacle, processor_name
-from modeling_elmo.kernels.plan import plan
+from modeling_elmo.kernels.plan import make_plan
 from modeling_elmo.run_scripts.program.command_line import ProgramParser, run
 from modeling_elmo.run_scripts.program.models import check_model
 from modeling_elmo.run_scripts.program.processes import has_accelerator
@@ -49,9 +49,9 @@ def machine_facts() -> dict[str, dict[str, str]]:
     obstacles = {"bfloat16": bfloat16_obstacle(), "8 bits": int8_obstacle()}
     layer, inputs = nn.Linear(16, 16), torch.zeros(2, 16)
     with torch.no_grad():
-        vectors = plan([layer], inputs).kernel
+        vectors = make_plan([layer], inputs).kernel
     with torch.autocast("cpu", torch.bfloat16, enabled=not obstacles["bfloat16"]):  # as the programs do
-        bf16 = plan([layer], inputs).kernel
+        bf16 = make_plan([layer], inputs).kernel
     return {
         "Versions": {
             "modeling-elmo": f"{modeling_elmo.__version__}, in {os.path.dirname(str(modeling_elmo.__file__))}",
@@ -65,7 +65,7 @@ def machine_facts() -> dict[str, dict[str, str]]:
         "Accelerators": accelerators(),
         "Chosen kernels on CPU": {
             "vectors": vectors,
-            "training": plan([layer], inputs).kernel,
+            "training": make_plan([layer], inputs).kernel,
             "training, --bf16": bf16,
         },
     }

@@ -1,17 +1,38 @@
 """Small biLMs with batches, their LSTMs with packed sequences, and tangents of models."""
 
+from contextlib import contextmanager
+from unittest.mock import patch
+
 import pytest
 import torch
 from packaging import version
 from torch.autograd import forward_ad
 
-from modeling_elmo import ELMoConfig, ELMoForPreTraining, ELMoModel
-from modeling_elmo.inputs import Stream, pack
+from modeling_elmo import ELMoConfig, ELMoForPreTraining, ELMoModel, elmo_backend
+from modeling_elmo.inputs import pack
+from modeling_elmo.kernels.sequences import Stream
 from modeling_elmo.modeling_elmo import ELMoLSTM
 
 LENGTHS = [6, 1, 4]  # of texts
 LSTM_LENGTHS = [5, 1, 9, 3, 9, 1]  # of an LSTM's sequences
 both_classes = pytest.mark.parametrize("cls", [ELMoModel, ELMoForPreTraining])  # heads: tests/test_task_heads.py
+
+
+@contextmanager
+def computed_by(kernel):
+    """Computes with this kernel where it is possible, as on the device and in the mode that it is made for."""
+    if kernel == "reference":
+        with elmo_backend("reference"):
+            yield
+        return
+
+    def fastest(inputs, differentiable, is_lstm):
+        if kernel == "fused" and not is_lstm:
+            return "training" if differentiable else "inference"
+        return kernel
+
+    with patch("modeling_elmo.kernels.plan._fastest", fastest):
+        yield
 
 
 def tiny_model(cls=ELMoModel, seed=0, **overrides):
@@ -71,7 +92,7 @@ def run_lstm(lstm, tokens, mask, hidden, cell, order="forward_N"):
     packing = pack(mask)
     order_N = packing.positions_N[getattr(packing, order)]
     rows = packing.rows_S
-    stream = Stream(tokens.flatten(0, 1), order_N, packing.batch_sizes, rows)
+    stream = Stream(tokens.flatten(0, 1), packing.steps, order_N)
     outputs, hidden_LSP, cell_LSH = lstm(stream, hidden[:, rows], cell[:, rows])
     unpacked = [torch.zeros_like(tokens).flatten(0, 1).index_copy(0, order_N, out).view_as(tokens) for out in outputs]
     back = rows.argsort()

@@ -103,8 +103,8 @@ def test_ratios_are_taken_within_a_round(monkeypatch):
     ],
 )
 def test_no_figure_for_a_wrong_lstm(part, wrong, output, monkeypatch, capsys):
-    def wrong_lstm(weights, sequences):
-        outputs, *states = training_lstm(weights, sequences)
+    def wrong_lstm(*arguments):
+        outputs, *states = training_lstm(*arguments)
         return wrong(outputs), *states
 
     monkeypatch.setitem(directions.KERNELS, part, wrong_lstm)

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from bilm_models import make_batch, tiny_model
+from bilm_models import computed_by, make_batch, tiny_model
 from bilm_models import make_model as make_bilm
 from head_models import fails
 from plain_elmo import PlainELMo
@@ -18,7 +18,6 @@ from modeling_elmo import (
     ELMoForTokenClassification,
     ELMoModel,
     ELMoTokenizer,
-    elmo_backend,
     encoder,
 )
 from modeling_elmo.encoder import distinct_rows
@@ -49,7 +48,7 @@ def make_words(count, config):
 
 
 def run(model, words, backend):
-    with elmo_backend(backend), torch.set_grad_enabled(backend != "inference"):
+    with computed_by(backend), torch.set_grad_enabled(backend != "inference"):
         return model.encode_words(words)
 
 

@@ -41,7 +41,7 @@ def test_pack_visits_every_token_in_order(seed):
         for time in range(len(sequences[0][1])):
             expected += [positions[::step][time] for _, positions in sequences if time < len(positions)]
         assert packing.positions_N[order].tolist() == expected
-    assert packing.batch_sizes == [sum(t < len(p) for _, p in sequences) for t in range(len(sequences[0][1]))]
+    assert packing.steps.batch_sizes == [sum(t < len(p) for _, p in sequences) for t in range(len(sequences[0][1]))]
 
 
 def test_token_mask_without_attention_mask():

@@ -4,12 +4,12 @@ import math
 
 import pytest
 import torch
+from bilm_models import computed_by
 from head_models import on_rows
 from torch import nn
 
-from modeling_elmo import elmo_backend
 from modeling_elmo.heads.interleaved import InterleavedLSTM, fast_highway, reference_highway
-from modeling_elmo.kernels.plan import choose_backend
+from modeling_elmo.kernels.plan import make_plan
 
 # Odd lengths, left padding, gaps, no token, one token.
 MASK = torch.tensor(
@@ -76,7 +76,7 @@ def test_equals_a_plain_loop_over_words(layers, backend):
     network, x = make_network(layers=layers), make_rows()
     inputs = [x, *network.parameters()]
     expected = with_gradients(plain_interleaved(network, x, MASK), *inputs)
-    with elmo_backend(backend):
+    with computed_by(backend):
         found = with_gradients(on_rows(network, x, MASK), *inputs)
     for one, other in zip(found, expected, strict=True):
         torch.testing.assert_close(one, other, rtol=1e-12, atol=1e-12)
@@ -125,8 +125,8 @@ def test_under_autocast_products_are_in_bfloat16():
     network.initialize_parameters()
     expected = with_gradients(on_rows(network, x, MASK), x, *network.parameters())
     with torch.autocast("cpu", torch.bfloat16):
-        for backend in ("reference", choose_backend([], x)[0]):
-            with elmo_backend(backend):
+        for backend in ("reference", make_plan([], x).kernel):
+            with computed_by(backend):
                 found = with_gradients(on_rows(network, x, MASK), x, *network.parameters())
             for one, other in zip(found, expected, strict=True):
                 assert one.dtype == torch.float32

@@ -5,14 +5,15 @@ from unittest.mock import patch
 import numpy as np
 import pytest
 import torch
-from bilm_models import LSTM_LENGTHS, make_config, make_lstm, make_sequences, run_lstm
+from bilm_models import LSTM_LENGTHS, computed_by, make_config, make_lstm, make_sequences, run_lstm
 from plain_elmo import PlainELMo
 from torch import nn
 
 from modeling_elmo import elmo_backend
-from modeling_elmo.inputs import Stream, pack
+from modeling_elmo.inputs import pack
 from modeling_elmo.kernels import lstm_cpu, onednn, plan
 from modeling_elmo.kernels.products import _remembered, product
+from modeling_elmo.kernels.sequences import Stream
 
 pytestmark = pytest.mark.usefixtures("onednn_at_any_size")
 
@@ -56,7 +57,7 @@ def test_unclipped_equals_torch_lstm(inner, outer, forget_bias, backend):
     tokens, mask, hidden, cell = make_sequences(config, torch.float64)
     ours, theirs = ([t.clone().requires_grad_() for t in (tokens, hidden, cell)] for _ in range(2))
 
-    with elmo_backend(backend):
+    with computed_by(backend):
         outputs, final_hidden, final_cell = run_lstm(lstm, ours[0], mask, *ours[1:])
     packed = nn.utils.rnn.pack_padded_sequence(theirs[0], torch.tensor(LSTM_LENGTHS), True, enforce_sorted=False)
     packed, (their_hidden, their_cell) = other(packed, tuple(theirs[1:]))
@@ -96,7 +97,7 @@ def test_clipped_equals_plain_float64(backend, order, options, monkeypatch):
     config = make_config(**options)
     lstm = make_lstm(config)
     tokens, mask, hidden, cell = make_sequences(config)
-    with torch.no_grad(), elmo_backend(backend.split()[0]):
+    with torch.no_grad(), computed_by(backend.split()[0]):
         outputs, final_hidden, final_cell = run_lstm(lstm, tokens, mask, hidden, cell, order)
 
     name = order.removesuffix("_N")
@@ -121,7 +122,7 @@ def gradients(lstm, config, backend, order, device="cpu", dtype=torch.float64):
     tokens, mask, *states = (tensor.to(device) for tensor in make_sequences(config, dtype))
     inputs = [tensor.requires_grad_() for tensor in (tokens, *states)]
     lstm.zero_grad()
-    with elmo_backend(backend):
+    with computed_by(backend):
         outputs, final_hidden, final_cell = run_lstm(lstm, inputs[0], mask, *inputs[1:], order)
     sum(value.sin().sum() for value in (*outputs, final_hidden, final_cell)).backward()
     return [*outputs, final_hidden, final_cell, *(value.grad for value in (*inputs, *lstm.parameters()))]
@@ -171,7 +172,7 @@ def test_second_derivatives_are_exact_or_refused(loss):
     assert expected.abs().max() > 0.01
     torch.testing.assert_close(found, expected, rtol=1e-6, atol=1e-8)
     for backend in ("training", "fused"):
-        with elmo_backend(backend), pytest.raises(RuntimeError, match=r"no second derivative.*elmo_backend"):
+        with computed_by(backend), pytest.raises(RuntimeError, match=r"no second derivative.*elmo_backend"):
             second_derivatives(lstm, config, loss)
 
 
@@ -201,12 +202,12 @@ def test_the_gates_of_a_repeated_word_are_computed_once(most, monkeypatch):
     lstm, (_, mask, hidden, cell) = make_lstm(config), make_sequences(config)
     words, packing = torch.randn(4, config.projection_size), pack(mask)
     index = torch.randint(0, 4, (int(mask.sum()),))[packing.backward_N]
-    stream = Stream(words, index, packing.batch_sizes, packing.rows_S)
+    stream = Stream(words, packing.steps, index)
     given = stream, hidden[:, packing.rows_S], cell[:, packing.rows_S]
     monkeypatch.setattr(lstm_cpu, "MOST_WORDS", most)
     with (
         torch.no_grad(),
-        elmo_backend("inference"),
+        computed_by("inference"),
         patch("modeling_elmo.kernels.lstm_cpu.product", wraps=product) as products,
     ):
         found = lstm(*given)

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from bilm_models import LENGTHS, both_classes, make_batch, make_config, make_model
+from bilm_models import LENGTHS, both_classes, computed_by, make_batch, make_config, make_model
 from head_models import fails
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -45,7 +45,7 @@ def test_all_layers_equal_plain_float64(options, backend):
     characters, ids = batch["character_ids"].numpy(), batch["input_ids"].numpy()
     if "char_vocab_size" in options:
         del batch["character_ids"]
-    with torch.no_grad(), elmo_backend(backend):
+    with torch.no_grad(), computed_by(backend):
         output = model(**batch)
     plain = PlainELMo(model.state_dict(), model.config)
     assert len(output.hidden_states) == model.config.num_hidden_layers + 1
@@ -167,7 +167,7 @@ STEPS_OF_SECTION_3 = [  # a piece of each line, in the order of the paper
     "hidden_SP = (o.sigmoid() * cell_SH.tanh())",
     "hidden_SP = self.projection(hidden_SP)",
     "hidden_SP = hidden_SP.clamp(-self.projection_clip, self.projection_clip)",
-    "output_NP = output_NP + inputs",
+    "output_NP = output_NP + stream.inputs",
     "lstm(stream, *start) for lstm",
     "mixed = self.gamma * sum(",
     "loss, losses_N = self.softmax(",

@@ -4,7 +4,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
-from bilm_models import tiny_model
+from bilm_models import computed_by, tiny_model
 from torch import nn
 
 from modeling_elmo import (
@@ -15,31 +15,27 @@ from modeling_elmo import (
     elmo_backend,
 )
 from modeling_elmo.kernels import onednn, plan
-from modeling_elmo.kernels.plan import choose_backend
+from modeling_elmo.kernels.plan import make_plan
 
 
 def test_the_choice_and_its_reason():
     layers, inputs = [nn.Linear(3, 2)], torch.randn(4, 3)
-    assert choose_backend(layers, inputs) == ("training", "CPU training")
-    assert choose_backend(layers, inputs.bfloat16()) == ("reference", "training is not built for torch.bfloat16 on cpu")
+    assert make_plan(layers, inputs) == ("training", "fastest on cpu")
+    assert make_plan(layers, inputs.bfloat16()) == ("reference", "training is not built for torch.bfloat16 on cpu")
     with torch.no_grad():
-        assert choose_backend(layers, inputs) == ("inference", "CPU inference")
-        assert choose_backend(layers, inputs.to("meta"))[1] == "inference is not built for torch.float32 on meta"
-        assert "dtype is not the inputs'" in choose_backend(layers, inputs.double())[1]
+        assert make_plan(layers, inputs) == ("inference", "fastest on cpu")
+        assert make_plan(layers, inputs.to("meta"))[1] == "inference is not built for torch.float32 on meta"
+        assert "dtype is not the inputs'" in make_plan(layers, inputs.double())[1]
         with torch.autocast("cpu", torch.float16):
             reason = "training is not built for autocast in torch.float16"
-            assert choose_backend(layers, inputs) == ("reference", reason)
+            assert make_plan(layers, inputs) == ("reference", reason)
         with elmo_backend("reference"):
-            assert choose_backend(layers, inputs) == ("reference", "forced")
-        with elmo_backend("training"):
-            assert choose_backend(layers, inputs) == ("training", "forced")
-    with elmo_backend("inference"), pytest.raises(ValueError, match="'inference' was forced, but gradients are needed"):
-        choose_backend(layers, inputs)
+            assert make_plan(layers, inputs) == ("reference", "forced")
     with elmo_backend("reference"), ThreadPoolExecutor(1) as other:  # another thread is not forced
-        assert other.submit(choose_backend, layers, inputs).result() == ("training", "CPU training")
+        assert other.submit(make_plan, layers, inputs).result() == ("training", "fastest on cpu")
     layers[0].register_forward_hook(lambda *_: None)
-    assert "hooked" in choose_backend(layers, inputs)[1]
-    with pytest.raises(ValueError, match="'cudnn'; pass one of reference, "), elmo_backend("cudnn"):
+    assert "hooked" in make_plan(layers, inputs)[1]
+    with pytest.raises(ValueError, match="'training'; pass one of reference, int8"), elmo_backend("training"):
         pass
 
 
@@ -50,10 +46,10 @@ def test_a_processor_without_bfloat16_is_named(instructions, monkeypatch, caplog
     monkeypatch.setattr(plan, "onednn_dtypes", lambda: dtypes)
     plan.logger.warning_once.cache_clear()
     layers, inputs = [nn.Linear(3, 2)], torch.randn(4, 3)
-    choose_backend(layers, inputs)
+    make_plan(layers, inputs)
     assert not caplog.messages
     with torch.autocast("cpu"):
-        found = {choose_backend(layers, inputs)[0] for _ in range(2)}
+        found = {make_plan(layers, inputs).kernel for _ in range(2)}
     assert found == {"training" if instructions else "reference"} and len(caplog.messages) == 1 - instructions
     assert instructions or "no instructions for bfloat16" in caplog.text
 
@@ -88,6 +84,6 @@ def test_replicas_of_data_parallel(model_class, gradients):
     with torch.set_grad_enabled(gradients):
         found, expected = replica_of(model)(**inputs, **options)[0], model(**inputs, **options)[0]
     torch.testing.assert_close(found, expected)
-    with elmo_backend("fused"), pytest.raises(ValueError, match="a layer is wrapped"):
-        replica_of(model)(**inputs, **options)
+    with computed_by("fused"), torch.set_grad_enabled(gradients):
+        torch.testing.assert_close(replica_of(model)(**inputs, **options)[0], expected)
     assert replica_of(model).dtype == torch.float32

@@ -2,10 +2,10 @@
 
 import pytest
 import torch
+from bilm_models import computed_by
 from head_models import on_rows
 from torch import nn
 
-from modeling_elmo import elmo_backend
 from modeling_elmo.heads.recurrence import TaskGRU, TaskLSTM, VariationalDropout
 
 MASK = torch.tensor(
@@ -46,13 +46,13 @@ def test_equals_torch_on_each_row_alone(cls, num_layers, backend):
     rnn = make_lstm(num_layers, cls)
     other = torch_rnn(rnn)
     ours, theirs = (make_inputs().requires_grad_() for _ in range(2))
-    with elmo_backend(backend):
+    with computed_by(backend):
         outputs = on_rows(rnn, ours, MASK)
     assert outputs.shape == (6, 6, rnn.output_size) == (6, 6, 6)
     assert not outputs[~MASK].any()
     expected = [other(row[real])[0] for row, real in zip(theirs, MASK, strict=True) if real.any()]
     torch.testing.assert_close(outputs[MASK], torch.cat(expected), **EXACT)
-    with elmo_backend("inference"), torch.no_grad():
+    with computed_by("inference"), torch.no_grad():
         torch.testing.assert_close(on_rows(rnn, ours, MASK), outputs, **EXACT)
     outputs.sin().sum().backward()
     sum(rows.sin().sum() for rows in expected).backward()
@@ -68,7 +68,7 @@ def test_vectors_enter_between_the_first_two_layers(backend):
     rnn = make_lstm(3, between_size=4)
     assert [layer.input_size for layer in rnn.layers] == [5, 10, 6] and make_lstm(1).layers[0].input_size == 5
     inputs, between = make_inputs(), make_inputs(width=4)
-    with elmo_backend(backend):
+    with computed_by(backend):
         outputs = on_rows(rnn, inputs, MASK, between)
     for row, real in enumerate(MASK):
         if real.any():

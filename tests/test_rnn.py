@@ -5,10 +5,10 @@ from unittest.mock import patch
 import pytest
 import torch
 from accelerate import cpu_offload
+from bilm_models import computed_by
 from head_models import on_rows
 from torch import nn
 
-from modeling_elmo import elmo_backend
 from modeling_elmo.heads.recurrence import read_both_ways
 from modeling_elmo.kernels.products import product
 from modeling_elmo.kernels.rnn import BothWaysGRU, BothWaysLSTM
@@ -44,7 +44,7 @@ def test_gradients_are_those_of_torchs_own(kind, few, rows, monkeypatch):
     layer, x = make_layer(kind, 40, 30), make_rows(40)[:rows].requires_grad_()
     gradients = []
     for backend in ("reference", "training"):
-        with elmo_backend(backend), patch("modeling_elmo.kernels.rnn.product", wraps=product) as products:
+        with computed_by(backend), patch("modeling_elmo.kernels.rnn.product", wraps=product) as products:
             outputs = read(layer, x, REAL[:rows])
             gradients.append(torch.autograd.grad(outputs.sin().sum(), [x, *layer.parameters()]))
     torch.testing.assert_close(*gradients, rtol=1e-4, atol=1e-4)

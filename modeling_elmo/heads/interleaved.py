@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ..kernels.plan import plan
+from ..kernels.plan import make_plan
 from ..kernels.products import fast_linear
 from ..kernels.rnn import BLOCKS, HighwayLoop
 from ..kernels.torch_state import product_dtype
@@ -46,7 +46,7 @@ class HighwayLSTMLayer(nn.Module):
         if self.training and self.dropout:
             ones_SH = inputs_ND.new_ones(batch_sizes[0], self.state_linear.in_features)
             kept_SH = F.dropout(ones_SH, self.dropout)
-        is_plain = plan(self.children(), inputs_ND).kernel == "reference"
+        is_plain = make_plan(self.children(), inputs_ND).kernel == "reference"
         return (reference_highway if is_plain else fast_highway)(self, inputs_ND, batch_sizes, kept_SH)
 
 

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.nn.utils.rnn import PackedSequence
 from transformers import initialization as init
 
-from ..kernels.plan import plan
+from ..kernels.plan import make_plan
 from ..kernels.products import fast_product
 from ..kernels.rnn import BothWaysGRU, BothWaysLSTM
 from ..kernels.torch_state import is_unmodified, product_dtype
@@ -105,7 +105,7 @@ def read_both_ways(layer: nn.Module, x_ND: Tensor, texts: Texts) -> Tensor:
         return torch.cat([_scan_layer(layer, x_ND, texts, suffix) for suffix in ("", "_reverse")], -1)
     kind, tensors = (product_dtype(x_ND), x_ND.device), (x_ND, *layer.parameters())
     is_plain = all((p.dtype, p.device) == kind for p in tensors) and is_unmodified(layer, (nn.GRU, nn.LSTM))
-    if not is_plain or plan([], *tensors).kernel == "reference":
+    if not is_plain or make_plan([], *tensors).kernel == "reference":
         if not len(x_ND):  # which `torch.nn` refuses; gradients are zeros and not missing
             width = 2 * cast(nn.LSTM, layer).hidden_size
             return x_ND.new_zeros(0, width) + sum(0 * weight.sum() for weight in layer.parameters())

@@ -76,7 +76,7 @@ class Plan(NamedTuple):
     reason: str
 
 
-def plan(layers: Iterable[nn.Module], inputs: Tensor, *states: Tensor, is_lstm: bool = False) -> Plan:
+def make_plan(layers: Iterable[nn.Module], inputs: Tensor, *states: Tensor, is_lstm: bool = False) -> Plan:
     """The kernel for these layers, inputs and states.
 
     Raises:

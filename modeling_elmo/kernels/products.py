@@ -15,7 +15,7 @@ from torch.utils.weak import WeakTensorKeyDictionary
 
 from .int8 import Int8Linear, Int8Weight, int8_product, int8_rows
 from .onednn import has_onednn, onednn_layout, onednn_product, processor_name
-from .plan import forced_backend, plan
+from .plan import forced_backend, make_plan
 from .torch_state import first_derivative, product_dtype, version
 
 FEW_PRODUCTS = 2**20  # with fewer multiplications, oneDNN's start (0.1 ms) costs more than it saves
@@ -29,7 +29,7 @@ def fast_linear(linear: nn.Linear, inputs: Tensor, part_GD: Tensor | None = None
     Args:
         inputs: `(..., width)`.
     """
-    kernel = plan([linear], inputs).kernel
+    kernel = make_plan([linear], inputs).kernel
     if kernel in ("inference", "training"):
         weight_GD, bias_G = (linear.weight, linear.bias) if part_GD is None else (part_GD, None)
         dtype = product_dtype(inputs)
