@@ -19,7 +19,7 @@ from .crf import check_bio, decode_labels
 from .interleaved import InterleavedLSTM
 from .recurrence import TaskLSTM
 from .task_model import ELMoTaskModel, reads_batch
-from .texts import Texts, rows_as_texts
+from .texts import Texts, rows_as_texts, with_elmo
 
 MARK_SIZE = 100  # width of the vector that marks the predicate (He et al. 2017)
 NO_WORD = -1e4  # score of a predicate where there is no word: probability 0, also in half precision
@@ -174,9 +174,8 @@ class ELMoForSemanticRoleLabeling(ELMoTaskModel):
         In float32 at least: losses and probabilities are not computed in half precision.
         """
         if encoder is not None:
-            words_ND = texts.unpack(encoder(texts.pack(words_ND), texts), len(words_ND))
-            if output_NE is not None:
-                words_ND = torch.cat([words_ND, output_NE], dim=-1)
+            hidden_NH = with_elmo(encoder(texts.pack(words_ND), texts), texts, output_NE)
+            words_ND = texts.unpack(hidden_NH, len(words_ND))
         scores_NK = classifier(words_ND)
         return scores_NK.to(torch.promote_types(scores_NK.dtype, torch.float32))
 
