@@ -3,14 +3,13 @@ VENV ?= .venv
 JOBS ?= 2
 LOWEST := 5.17.0
 # tests of what transformers does; all else is the same with every release
-OF_TRANSFORMERS := command_line configuration_elmo elmo_operators export fine_tune_stock integration modeling_elmo \
-    modeling_elmo_causal \
-    modeling_elmo_coreference modeling_elmo_roles pipeline_elmo pipeline_elmo_coreference \
-    pipeline_elmo_roles push_to_hub remote_code run_pretraining run_task sentence_transformers task_heads \
-    tokenization_elmo trainer
+OF_TRANSFORMERS := base causal classifier command_line configuration_elmo coreference_pipeline \
+    coreference_resolver export exporting fine_tune_stock int8 integration model_outputs modeling_elmo push_to_hub \
+    reader reader_pipeline remote_code role_labeler role_labeler_pipeline run_pretraining run_task scoring \
+    sentence_transformers tagger tagger_pipeline task_heads tokenization_elmo torch_state trainer
 
 # the public names, and the modules of functions that the documents call
-DOCUMENTED := modeling_elmo $(addprefix modeling_elmo.,prediction_elmo conversion.original conversion.manylangs \
+DOCUMENTED := modeling_elmo $(addprefix modeling_elmo.,prediction conversion.original conversion.manylangs \
     conversion.tensorflow run_scripts.vectors.embedding run_scripts.vectors.embedder \
     run_scripts.explorer.readings)
 

@@ -19,7 +19,7 @@ from transformers.modeling_outputs import SequenceClassifierOutput
 from ..configuration_elmo import ELMoConfig
 from ..inputs import NO_LABEL, check_ids, check_range, check_shape
 from ..kernels.products import fast_linear
-from .packed_texts import PackedTexts, Places, masked_softmax
+from .packed_texts import PackedTexts, Places, masked_softmax, with_elmo
 from .recurrence import TaskLSTM, VariationalDropout, glorot_
 from .task_model import ELMoTaskModel, is_second, reads_batch, row_numbers
 
@@ -39,10 +39,8 @@ class TextPairClassifier(nn.Module):
 
     def encode(self, inputs_ND: Tensor, texts: PackedTexts, elmo_NE: Tensor | None) -> Tensor:
         """The encoded texts, `(packed tokens, encoded_size)`."""
-        encoded_ME = self.encoder(texts.pack(inputs_ND), texts)
-        if elmo_NE is None:
-            return encoded_ME
-        return torch.cat([encoded_ME, texts.pack(elmo_NE)], -1)  # section 5.2 of the ELMo paper
+        encoded_MH = self.encoder(texts.pack(inputs_ND), texts)
+        return with_elmo(encoded_MH, texts, elmo_NE)  # section 5.2 of the ELMo paper
 
     def initialize_parameters(self):
         """Glorot-uniform linear layers, biases 0. The biLSTMs initialize themselves."""

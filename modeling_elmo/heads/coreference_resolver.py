@@ -99,13 +99,16 @@ class ELMoForCoreferenceResolution(ELMoTaskModel):
         """
         inputs = self.read(character_ids, input_ids, attention_mask, None, None, elmo_hidden_states)
         words_ST = word_mask(self.config, inputs.mask_BT, input_ids, None)
-        texts, words_N = PackedTexts(words_ST, inputs.mask_BT), words_ST[inputs.mask_BT]
-        read_ND = texts.unpack(self.encoder(texts.pack(inputs.tokens_ND), texts), len(words_N))
-        states_WH, places_W2 = self.encoder_dropout(read_ND[words_N]), words_ST.nonzero()
+        texts = PackedTexts(words_ST, inputs.mask_BT)
+        is_word_N = words_ST[inputs.mask_BT]
+        read_ND = texts.unpack(self.encoder(texts.pack(inputs.tokens_ND), texts), len(is_word_N))
+        states_WH = self.encoder_dropout(read_ND[is_word_N])
         if inputs.output_NE is not None:
-            states_WH = torch.cat([states_WH, inputs.output_NE[words_N]], -1)
-        heads_WX = inputs.tokens_ND[words_N, : self.head_size] if self.head_size else states_WH
-        speakers_W, genre = self._speakers(speaker_ids, words_ST), self._genre(genre_ids)
+            states_WH = torch.cat([states_WH, inputs.output_NE[is_word_N]], -1)
+        heads_WX = inputs.tokens_ND[is_word_N, : self.head_size] if self.head_size else states_WH
+        places_W2 = words_ST.nonzero()
+        speakers_W = self._speakers(speaker_ids, words_ST)
+        genre = self._genre(genre_ids)
         spans = self.ranker(states_WH, heads_WX, places_W2[:, 0], speakers_W, genre)
         return ELMoCoreferenceOutput(
             loss=None if mentions is None else self._loss(spans, mentions, words_ST),
@@ -120,18 +123,23 @@ class ELMoForCoreferenceResolution(ELMoTaskModel):
         return self.feature_dropout(features_ND)
 
     def _clusters(self, spans: RankedSpans, places_W2: Tensor) -> Tensor:
-        numbers_K = predicted_clusters(spans, self.config.train_singletons)
-        return torch.stack([*places_W2[spans.first_K].unbind(1), places_W2[spans.last_K, 1], numbers_K], 1)
+        """Sentence, first token, last token and cluster of each kept span: `(K, 4)`."""
+        first_K2 = places_W2[spans.first_K]
+        last_K1 = places_W2[spans.last_K, 1:]
+        clusters_K = predicted_clusters(spans, self.config.train_singletons)
+        return torch.cat([first_K2, last_K1, clusters_K[:, None]], 1)
 
     def _loss(self, spans: RankedSpans, mentions: Tensor, words_ST: Tensor) -> Tensor:
         if isinstance(mentions, Tensor) and mentions.dim() == 3 and len(mentions) == 1:
             mentions = mentions[0]  # Trainer gathers and pads labels whose first dimension counts examples
         gold = _checked_mentions(mentions, words_ST)
-        loss = marginal_loss(spans, gold_clusters(spans.first_K, spans.last_K, *gold)) + self.penalty()
+        clusters_K = gold_clusters(spans.first_K, spans.last_K, *gold)
+        loss = marginal_loss(spans, clusters_K) + self.penalty()
         if not self.config.train_singletons:
             return loss
         first_N, last_N, mentions_N = spans.candidates
-        return loss + mention_loss(mentions_N, gold_clusters(first_N, last_N, *gold))
+        clusters_N = gold_clusters(first_N, last_N, *gold)
+        return loss + mention_loss(mentions_N, clusters_N)
 
     def _speakers(self, speaker_ids: Tensor | None, words_ST: Tensor) -> Tensor | None:
         if not self.config.use_speakers:
@@ -140,7 +148,9 @@ class ELMoForCoreferenceResolution(ELMoTaskModel):
             raise ValueError("This model reads speakers: pass `speaker_ids`; if all words have one speaker, zeros.")
         by_word = isinstance(speaker_ids, Tensor) and speaker_ids.dim() == 2
         check_ids("speaker_ids", speaker_ids, tuple(words_ST.shape) if by_word else (len(words_ST),))
-        return (speaker_ids if by_word else speaker_ids[:, None].expand_as(words_ST))[words_ST]
+        if not by_word:
+            speaker_ids = speaker_ids[:, None].expand_as(words_ST)
+        return speaker_ids[words_ST]
 
     def _genre(self, genre_ids: Tensor | None) -> Tensor | None:
         if not self.config.num_genres:
@@ -157,10 +167,11 @@ def _checked_mentions(mentions: Tensor, words_ST: Tensor) -> tuple[Tensor, Tenso
     check_ids("mentions", mentions, ("mentions", 4))
     sentence_M, first_M, last_M, cluster_M = mentions.long().unbind(1)
     sentences, time = words_ST.shape
-    valid_M = (sentence_M >= 0) & (sentence_M < sentences) & (first_M >= 0) & (first_M <= last_M) & (last_M < time)
-    places = [(sentence_M * valid_M, token_M * valid_M) for token_M in (first_M, last_M)]
+    valid_M = (sentence_M >= 0) & (sentence_M < sentences)
+    valid_M = valid_M & (first_M >= 0) & (first_M <= last_M) & (last_M < time) & (cluster_M >= 0)
     if valid_M.any():
-        valid_M = valid_M & words_ST[places[0]] & words_ST[places[1]] & (cluster_M >= 0)
+        rows_M = sentence_M * valid_M  # an invalid place would be out of range
+        valid_M = valid_M & words_ST[rows_M, first_M * valid_M] & words_ST[rows_M, last_M * valid_M]
     _, numbers_M, counts = mentions[:, :3].unique(dim=0, return_inverse=True, return_counts=True)
     valid_M = valid_M & (counts == 1)[numbers_M]
     if not valid_M.all():
@@ -170,4 +181,4 @@ def _checked_mentions(mentions: Tensor, words_ST: Tensor) -> tuple[Tensor, Tenso
             "or is there twice. Pass (sentence, first token, last token, cluster), tokens as positions in `input_ids`."
         )
     numbers_ST = (words_ST.flatten().cumsum(0) - 1).view_as(words_ST)
-    return numbers_ST[places[0]], numbers_ST[places[1]], cluster_M
+    return numbers_ST[sentence_M, first_M], numbers_ST[sentence_M, last_M], cluster_M

@@ -76,7 +76,8 @@ class LinearChainCRF(nn.Module):
         # One loop for both sums: its cost depends on the number of steps, not on their width.
         both_N2S = torch.stack([scores_NS.masked_fill(is_other_NS, FORBIDDEN), scores_NS], 1)
         ends_R2S, _ = _sums(both_N2S, table_SS, texts)
-        given_R, all_R = _log_sum(ends_R2S + table_SS[:, -1], -1).unbind(1)
+        sums_R2 = _log_sum(ends_R2S + table_SS[:, -1], -1)
+        given_R, all_R = sums_R2.unbind(1)
         rows_R = texts.text_N[: len(all_R)]
         return all_R.new_zeros(len(mask_BT)).index_copy(0, rows_R, given_R - all_R)
 
@@ -164,7 +165,7 @@ def tags_that_are_not_bio(tags: Iterable[str]) -> str:
     tags = list(tags)
     is_one = any(re.fullmatch("(?s)[BIESLUM]-.+", tag) for tag in tags)
     are_all = all(re.fullmatch(r"(?s)O|\d+|[BIESLUM]([\W_].+)?", tag) for tag in tags)
-    if not is_one and not are_all:
+    if not (is_one or are_all):
         return ""
     others = [repr(tag) for tag in tags if not re.fullmatch("(?s)O|[BI]-.+", tag)]
     shown = ", ".join(others[:SHOWN_TAGS])
@@ -176,7 +177,8 @@ def tags_that_are_not_bio(tags: Iterable[str]) -> str:
 def _log_sum(scores: Tensor, dim: int) -> Tensor:
     """`torch.logsumexp` without underflow, which would make the exponentials many times slower on CPUs."""
     highest = scores.detach().amax(dim, keepdim=True)
-    return (scores - highest).clamp(min=NEGLIGIBLE).exp().sum(dim).log() + highest.squeeze(dim)
+    powers = (scores - highest).clamp(min=NEGLIGIBLE).exp()
+    return powers.sum(dim).log() + highest.squeeze(dim)
 
 
 def _chain(

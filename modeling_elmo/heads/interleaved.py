@@ -42,12 +42,14 @@ class HighwayLSTMLayer(nn.Module):
             inputs_ND: `(N, input_size)`, packed tokens in the order of reading.
             batch_sizes: the number of sequences that are still running at each step; at least one step.
         """
-        kept_SH = None
+        drop_SH = None
         if self.training and self.dropout:
             ones_SH = inputs_ND.new_ones(batch_sizes[0], self.state_linear.in_features)
-            kept_SH = F.dropout(ones_SH, self.dropout)
-        is_plain = make_plan(self.children(), inputs_ND).kernel == "reference"
-        return (reference_highway if is_plain else fast_highway)(self, inputs_ND, batch_sizes, kept_SH)
+            drop_SH = F.dropout(ones_SH, self.dropout)
+        kernel = make_plan(self.children(), inputs_ND).kernel
+        if kernel == "reference":
+            return reference_highway(self, inputs_ND, batch_sizes, drop_SH)
+        return fast_highway(self, inputs_ND, batch_sizes, drop_SH)
 
 
 class InterleavedLSTM(nn.Module):
@@ -66,44 +68,51 @@ class InterleavedLSTM(nn.Module):
         """The output `(tokens, hidden_size)` for packed tokens `(tokens, input_size)`."""
         batch_sizes = texts.batch_sizes or [0]  # without tokens, gradients are zeros and not missing
         for depth, layer in enumerate(self.layers):
-            x_ND = x_ND.index_select(0, texts.turned_N) if depth else x_ND
+            if depth > 0:
+                x_ND = x_ND.index_select(0, texts.turned_N)
             x_ND = layer(x_ND, batch_sizes)
-        return x_ND if len(self.layers) % 2 else x_ND.index_select(0, texts.turned_N)
+        if len(self.layers) % 2 == 0:  # the last layer has read backward
+            x_ND = x_ND.index_select(0, texts.turned_N)
+        return x_ND
 
     @torch.no_grad()
     def initialize_parameters(self):
         """Orthonormal blocks of matrices (Saxe et al. 2014); biases 0, at forget gates 1 (Jozefowicz et al. 2015)."""
         for name, parameter in self.named_parameters():
-            reset_gates_(parameter, 1 if "highway_linear" in name else BLOCKS)
+            blocks = 1 if "highway_linear" in name else BLOCKS
+            reset_gates_(parameter, blocks)
 
 
 def reference_highway(
-    layer: HighwayLSTMLayer, inputs_ND: Tensor, batch_sizes: list[int], kept_SH: Tensor | None = None
+    layer: HighwayLSTMLayer, inputs_ND: Tensor, batch_sizes: list[int], drop_SH: Tensor | None = None
 ) -> Tensor:
     """The definition: plain PyTorch, one step at a time, differentiable, for every device and dtype.
 
     Args:
-        kept_SH: `(S, H)`, dropout mask of each sequence, 0 or `1 / (1 - rate)`. Default: no dropout.
+        drop_SH: `(S, H)`, dropout mask of each sequence, 0 or `1 / (1 - rate)`. Default: no dropout.
     """
-    gates_NG, highway_NH = layer.input_linear(inputs_ND), layer.highway_linear(inputs_ND).to(inputs_ND.dtype)
+    dtype = inputs_ND.dtype
+    gates_NG = layer.input_linear(inputs_ND)
+    highway_NH = layer.highway_linear(inputs_ND).to(dtype)
     hidden_SH = cell_SH = inputs_ND.new_zeros(batch_sizes[0], highway_NH.shape[1])
     outputs = []
     for gates_SG, carried_SH in zip(gates_NG.split(batch_sizes), highway_NH.split(batch_sizes), strict=True):
         size = len(gates_SG)
-        gates_SG = (gates_SG + layer.state_linear(hidden_SH[:size])).to(inputs_ND.dtype)
-        i, f, g, o, t = gates_SG.chunk(BLOCKS, dim=-1)
+        gates_SG = gates_SG + layer.state_linear(hidden_SH[:size])
+        i, f, g, o, t = gates_SG.to(dtype).chunk(BLOCKS, dim=-1)
         cell_SH = i.sigmoid() * g.tanh() + f.sigmoid() * cell_SH[:size]
         hidden_SH = t.sigmoid() * o.sigmoid() * cell_SH.tanh() + (1 - t.sigmoid()) * carried_SH
-        hidden_SH = hidden_SH if kept_SH is None else hidden_SH * kept_SH[:size]
+        if drop_SH is not None:
+            hidden_SH = hidden_SH * drop_SH[:size]
         outputs.append(hidden_SH)
     return torch.cat(outputs)
 
 
 def fast_highway(
-    layer: HighwayLSTMLayer, inputs_ND: Tensor, batch_sizes: list[int], kept_SH: Tensor | None = None
+    layer: HighwayLSTMLayer, inputs_ND: Tensor, batch_sizes: list[int], drop_SH: Tensor | None = None
 ) -> Tensor:
     """As `reference_highway`, for CPUs, with a hand-written backward pass. Under autocast, cells stay in float32."""
-    dtype = inputs_ND.dtype
-    gates_NG, highway_NH = fast_linear(layer.input_linear, inputs_ND), fast_linear(layer.highway_linear, inputs_ND)
+    gates_NG = fast_linear(layer.input_linear, inputs_ND)
+    highway_NH = fast_linear(layer.highway_linear, inputs_ND)
     weight_GH = layer.state_linear.weight.to(product_dtype(inputs_ND))
-    return HighwayLoop.apply(gates_NG, highway_NH.to(dtype), weight_GH, kept_SH, batch_sizes)
+    return HighwayLoop.apply(gates_NG, highway_NH.to(inputs_ND.dtype), weight_GH, drop_SH, batch_sizes)

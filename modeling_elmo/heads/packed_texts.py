@@ -1,6 +1,7 @@
 """Texts of different lengths, packed without padding, as the heads' networks read them.
 
-Shape suffixes: B rows; T time; N packed tokens; M 2 N; S texts; R texts of a group, L their longest; D any width.
+Shape suffixes: B rows; T time; N packed tokens; M 2 N; S texts; R texts of a group, L their longest; D any width;
+E width of an ELMo vector.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -145,17 +146,18 @@ class PackedTexts:
 
         All pairs of a token and a token of the partner are at least half of what a group has with its padding.
         """
-        count = len(self.lengths)
-        partner = [(text + turn) % count for text in range(count)]
+        partners = {}
         sizes = {}  # of each text with tokens, and of its partner
         for text, length in enumerate(self.lengths):
             if length:
-                sizes[text] = (length, max(1, others.lengths[partner[text]]))
-        device = self.text_N.device
+                partners[text] = (text + turn) % len(self.lengths)
+                sizes[text] = (length, max(1, others.lengths[partners[text]]))
         for group in _groups_of_similar(sizes):
-            yield self._places(group, device), others._places([partner[text] for text in group], device)
+            other_group = [partners[text] for text in group]
+            yield self._places(group), others._places(other_group)
 
-    def _places(self, texts: list[int], device: torch.device) -> Places:
+    def _places(self, texts: list[int]) -> Places:
+        device = self.text_N.device
         lengths = [self.lengths[text] for text in texts]
         longest = max(lengths, default=0)
         steps_L = _on_host(range(max(1, longest)))
@@ -201,21 +203,20 @@ def _groups_of_similar(sizes: dict[int, tuple[int, int]]) -> list[list[int]]:
     Args:
         sizes: the length of each text and of its partner.
     """
-    groups: list[list[int]] = [[]]
+    groups: list[list[int]] = []
     pairs = width = other_width = 0  # of the last group
     for text in sorted(sizes, key=sizes.__getitem__, reverse=True):
         length, other_length = sizes[text]
         pairs += length * other_length
-        width = max(width, length)
         other_width = max(other_width, other_length)
-        padded = (len(groups[-1]) + 1) * width * other_width
-        if groups[-1] and padded > max(2 * pairs, FEW_PAIRS):
-            groups.append([])
+        if groups and (len(groups[-1]) + 1) * width * other_width <= max(2 * pairs, FEW_PAIRS):
+            groups[-1].append(text)
+        else:
+            groups.append([text])
             pairs = length * other_length
-            width = length
+            width = length  # a group's first text is its longest
             other_width = other_length
-        groups[-1].append(text)
-    return groups
+    return groups or [[]]
 
 
 def _on_host(numbers: Sequence[int]) -> Tensor:
@@ -259,6 +260,13 @@ def rows_as_texts(mask_BT: Tensor) -> Texts:
     if is_exporting():
         return PaddedTexts(mask_BT)
     return PackedTexts(mask_BT, mask_BT)
+
+
+def with_elmo(x_ND: Tensor, texts: Texts, elmo_NE: Tensor | None) -> Tensor:
+    """Packed vectors with the ELMo vectors of the same tokens behind them, if there are any (section 3.3)."""
+    if elmo_NE is None:
+        return x_ND
+    return torch.cat([x_ND, texts.pack(elmo_NE)], dim=-1)
 
 
 def masked_softmax(scores: Tensor, mask: Tensor, dim: int) -> Tensor:

@@ -14,7 +14,7 @@ from transformers.modeling_outputs import QuestionAnsweringModelOutput
 from ..configuration_elmo import ELMoConfig
 from ..inputs import NO_LABEL, check_ids, pad, word_mask
 from ..kernels.products import fast_linear
-from .packed_texts import PackedTexts, Places, masked_softmax
+from .packed_texts import PackedTexts, Places, masked_softmax, with_elmo
 from .recurrence import TaskGRU, VariationalDropout, glorot_
 from .task_model import ELMoTaskModel, is_second, reads_batch
 
@@ -105,10 +105,8 @@ class SpanReader(nn.Module):
         return start_M1.squeeze(-1), end_M1.squeeze(-1), none_B1.squeeze(-1)
 
     def _encoded(self, words_ND: Tensor, texts: PackedTexts, elmo_NE: Tensor | None) -> Tensor:
-        encoded_ME = self.dropout(self.encoder(texts.pack(words_ND), texts), texts.text_N)
-        if elmo_NE is None:
-            return encoded_ME
-        return torch.cat([encoded_ME, texts.pack(elmo_NE)], -1)
+        encoded_MH = self.encoder(texts.pack(words_ND), texts)
+        return with_elmo(self.dropout(encoded_MH, texts.text_N), texts, elmo_NE)
 
     def _attend(self, context_ME: Tensor, contexts: PackedTexts, question_ME: Tensor, questions: PackedTexts) -> Tensor:
         def attention(context: Places, question: Places) -> Tensor:

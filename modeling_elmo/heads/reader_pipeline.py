@@ -19,6 +19,8 @@ from transformers.pipelines.base import ChunkPipeline
 
 from .pipeline_inputs import check_integers, check_numbers, readable
 
+WAYS_TO_ASK = "Pass question=... and context=..., or a dictionary with both, or a list of dictionaries."
+
 
 class ELMoQuestionAnsweringPipeline(ChunkPipeline):
     """Answers questions from contexts.
@@ -43,16 +45,10 @@ class ELMoQuestionAnsweringPipeline(ChunkPipeline):
     default_input_names = "question,context"
 
     def __call__(self, inputs: Any = None, question: Any = None, context: Any = None, **options: Any) -> Any:
-        question_is_list = isinstance(question, Iterable) and not isinstance(question, str)
-        context_is_list = isinstance(context, Iterable) and not isinstance(context, str)
-        if inputs is None and question_is_list and isinstance(context, str):
-            inputs = [{"question": each, "context": context} for each in question]
-        elif inputs is None and question_is_list and context_is_list:
-            inputs = [{"question": q, "context": c} for q, c in zip_longest(question, context)]
-        elif inputs is None and isinstance(question, str) and isinstance(context, str):
-            inputs = {"question": question, "context": context}
-        elif inputs is None or question is not None or context is not None:
-            raise ValueError("Pass question=... and context=..., or a dictionary with both, or a list of dictionaries.")
+        if inputs is None:
+            inputs = _examples(question, context)
+        elif question is not None or context is not None:
+            raise ValueError(WAYS_TO_ASK)
         if isinstance(inputs, (Iterable, Dataset)) and not isinstance(inputs, (dict, str)):
             inputs = readable(inputs)
         if inputs == []:
@@ -91,13 +87,17 @@ class ELMoQuestionAnsweringPipeline(ChunkPipeline):
         for number, characters in enumerate(offsets):
             row = {name: [windows[name][number]] for name in self.tokenizer.model_input_names}
             inputs = self.tokenizer.pad(row, return_tensors="pt")
-            yield {"example": example, "offsets": characters, "is_last": number == len(offsets) - 1, **inputs}
+            is_last = number == len(offsets) - 1
+            yield {"example": example, "offsets": characters, "is_last": is_last, **inputs}
 
     def _forward(self, window: dict[str, Any]) -> dict[str, Any]:
         result = {name: window.pop(name) for name in ("example", "offsets", "is_last")}
         self.model.eval()  # also if it was just trained
         output = self.model(**window, return_dict=True)
-        return {**result, "start": output.start_logits, "end": output.end_logits, "mask": window["attention_mask"]}
+        result["start"] = output.start_logits
+        result["end"] = output.end_logits
+        result["mask"] = window["attention_mask"]
+        return result
 
     def postprocess(
         self,
@@ -118,8 +118,21 @@ class ELMoQuestionAnsweringPipeline(ChunkPipeline):
         best.sort(key=lambda answer: answer[0], reverse=True)
         answers = []
         for score, start, end in best[:top_k]:
-            answers.append({"score": math.exp(score), "start": start, "end": end, "answer": context[start:end]})
+            text = context[start:end]
+            answers.append({"score": math.exp(score), "start": start, "end": end, "answer": text})
         return answers if top_k > 1 else answers[0]
+
+
+def _examples(question: Any, context: Any) -> dict[str, Any] | list[dict[str, Any]]:
+    """One question or several, each with its context, or all with the same one."""
+    if isinstance(question, str) and isinstance(context, str):
+        return {"question": question, "context": context}
+    if isinstance(question, str) or not isinstance(question, Iterable) or not isinstance(context, Iterable):
+        raise ValueError(WAYS_TO_ASK)
+    if isinstance(context, str):
+        return [{"question": text, "context": context} for text in question]
+    pairs = zip_longest(question, context)
+    return [{"question": text, "context": context} for text, context in pairs]
 
 
 def best_answers(

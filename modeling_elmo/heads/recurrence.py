@@ -1,7 +1,7 @@
 """BiRNNs over packed texts, and dropout that is the same at all steps of a text.
 
-Shape suffixes: B rows; T time; N packed tokens; D width of the input; E width of vectors between layers; H hidden size;
-G gates, 3 or 4 times H.
+Shape suffixes: B rows; T time; N packed tokens; S texts; D width of the input; E width of vectors between layers; H
+hidden size; G gates, 3 or 4 times H.
 """
 
 from typing import cast
@@ -30,7 +30,9 @@ class VariationalDropout(nn.Module):
         """Shape: `x_ND` `(tokens, width)`, like the result; `text_N` `(tokens,)`, the text of each token."""
         if not self.training or not self.rate or not len(x_ND):
             return x_ND
-        return x_ND * F.dropout(x_ND.new_ones(int(text_N.max()) + 1, x_ND.shape[1]), self.rate)[text_N]
+        texts = int(text_N.max()) + 1
+        factors_SD = F.dropout(x_ND.new_ones(texts, x_ND.shape[1]), self.rate)
+        return x_ND * factors_SD[text_N]
 
 
 class TaskRNN(nn.Module):
@@ -50,7 +52,9 @@ class TaskRNN(nn.Module):
     ):
         super().__init__()
         self.output_size = 2 * hidden_size
-        sizes = [input_size, self.output_size + between_size, *[self.output_size] * (num_layers - 2)][:num_layers]
+        sizes = [input_size] + [self.output_size] * (num_layers - 1)
+        if num_layers > 1:
+            sizes[1] += between_size
         self.layers = nn.ModuleList(self.cell(size, hidden_size, bidirectional=True) for size in sizes)
         self.dropout = VariationalDropout(dropout)
 
@@ -66,7 +70,8 @@ class TaskRNN(nn.Module):
             `(tokens, output_size)`, forward half first.
         """
         for depth, layer in enumerate(self.layers):
-            x_ND = self.dropout(x_ND, texts.text_N) if depth else x_ND
+            if depth > 0:
+                x_ND = self.dropout(x_ND, texts.text_N)
             if depth == 1 and between_NE is not None:
                 x_ND = torch.cat([x_ND, between_NE], dim=-1)
             x_ND = read_both_ways(layer, x_ND, texts)
@@ -78,12 +83,13 @@ class TaskRNN(nn.Module):
 
         The forget gate of an LSTM has an input bias of 1 (Jozefowicz et al. 2015).
         """
-        is_lstm = self.cell is nn.LSTM  # with the gates i, f, g, o, not r, z, n
+        is_lstm = self.cell is nn.LSTM
+        gates = 4 if is_lstm else 3  # i, f, g, o or r, z, n
         for name, parameter in self.layers.named_parameters():
             if ".weight_ih" in name:
                 init.xavier_uniform_(parameter)
             else:
-                reset_gates_(parameter, 4 if is_lstm else 3, has_forget_gate=is_lstm and ".bias_hh" not in name)
+                reset_gates_(parameter, gates, has_forget_gate=is_lstm and ".bias_hh" not in name)
 
 
 class TaskLSTM(TaskRNN):
@@ -102,46 +108,59 @@ def read_both_ways(layer: nn.Module, x_ND: Tensor, texts: Texts) -> Tensor:
         x_ND: `(tokens, input_size)`, packed tokens.
     """
     if isinstance(texts, PaddedTexts):
-        return torch.cat([_scan_layer(layer, x_ND, texts, suffix) for suffix in ("", "_reverse")], -1)
-    kind, tensors = (product_dtype(x_ND), x_ND.device), (x_ND, *layer.parameters())
-    is_plain = all((p.dtype, p.device) == kind for p in tensors) and is_unmodified(layer, (nn.GRU, nn.LSTM))
-    if not is_plain or make_plan([], *tensors).kernel == "reference":
+        ahead_NH = _scan_layer(layer, x_ND, texts, "")
+        behind_NH = _scan_layer(layer, x_ND, texts, "_reverse")
+        return torch.cat([ahead_NH, behind_NH], -1)
+    tensors = [x_ND, *layer.parameters()]
+    dtype = product_dtype(x_ND)
+    is_plain = is_unmodified(layer, (nn.GRU, nn.LSTM))
+    is_alike = all(tensor.dtype == dtype and tensor.device == x_ND.device for tensor in tensors)
+    if not is_plain or not is_alike or make_plan([], *tensors).kernel == "reference":
         if not len(x_ND):  # which `torch.nn` refuses; gradients are zeros and not missing
             width = 2 * cast(nn.LSTM, layer).hidden_size
             return x_ND.new_zeros(0, width) + sum(0 * weight.sum() for weight in layer.parameters())
-        return layer(PackedSequence(x_ND, _on_host(texts.batch_sizes)))[0].data
-    weights, recurrent, biases, recurrent_biases = (
-        [getattr(layer, name), getattr(layer, f"{name}_reverse")]
-        for name in ("weight_ih_l0", "weight_hh_l0", "bias_ih_l0", "bias_hh_l0")
-    )
+        output, _ = layer(PackedSequence(x_ND, _on_host(texts.batch_sizes)))
+        return output.data
+    ahead = _parameters_of(layer, "")
+    behind = _parameters_of(layer, "_reverse")
+    weights, recurrent, biases, recurrent_biases = zip(ahead, behind, strict=True)
     gates_N2G = fast_product(x_ND, torch.cat(weights), torch.cat(biases))
     function = BothWaysGRU if isinstance(layer, nn.GRU) else BothWaysLSTM
     return function.apply(gates_N2G, torch.stack(recurrent), torch.stack(recurrent_biases), texts.both_ways)
 
 
+def _parameters_of(layer: nn.Module, suffix: str) -> list[Tensor]:
+    """Input weights, recurrent weights, and the biases of both, of one direction."""
+    return [getattr(layer, name + suffix) for name in ("weight_ih_l0", "weight_hh_l0", "bias_ih_l0", "bias_hh_l0")]
+
+
 def _scan_layer(layer: nn.Module, x_ND: Tensor, texts: PaddedTexts, suffix: str) -> Tensor:
     """Outputs of one direction of an LSTM, `(batch * time, hidden_size)`, as `torch.export` traces them."""
-    names = ("weight_ih_l0", "weight_hh_l0", "bias_ih_l0", "bias_hh_l0")
-    weight, recurrent, bias, recurrent_bias = (getattr(layer, name + suffix) for name in names)
+    weight, recurrent, bias, recurrent_bias = _parameters_of(layer, suffix)
 
     def step(gates_BG: Tensor, states_B2H: Tensor) -> Tensor:
         h_BH, c_BH = states_B2H.chunk(2, -1)
-        enter, forget, new, output = (gates_BG + F.linear(h_BH, recurrent, recurrent_bias)).chunk(4, -1)
+        gates_BG = gates_BG + F.linear(h_BH, recurrent, recurrent_bias)
+        enter, forget, new, output = gates_BG.chunk(4, -1)
         c_BH = forget.sigmoid() * c_BH + enter.sigmoid() * new.tanh()
         return torch.cat([output.sigmoid() * c_BH.tanh(), c_BH], -1)
 
-    zeros_B2H = x_ND.new_zeros(texts.mask_BT.shape[0], 2 * recurrent.shape[1])
-    return texts.scan(step, zeros_B2H, F.linear(x_ND, weight, bias), reverse=bool(suffix))[1].chunk(2, -1)[0]
+    width = recurrent.shape[1]
+    zeros_B2H = x_ND.new_zeros(texts.mask_BT.shape[0], 2 * width)
+    _, states_N2H = texts.scan(step, zeros_B2H, F.linear(x_ND, weight, bias), reverse=bool(suffix))
+    return states_N2H[:, :width]
 
 
 def reset_gates_(parameter: Tensor, gates: int, has_forget_gate: bool = True):
     """Orthogonal matrices of all gates; or their biases, 0, and 1 at the second gate if it forgets."""
-    parts = parameter.chunk(gates)
+    values = torch.zeros_like(parameter)
+    parts = values.chunk(gates)
     if parameter.dim() > 1:
-        parts = tuple(init.orthogonal_(torch.empty_like(part)) for part in parts)
-    else:
-        parts = tuple(torch.full_like(part, has_forget_gate and k == 1) for k, part in enumerate(parts))
-    init.copy_(parameter, torch.cat(parts))
+        for part in parts:
+            init.orthogonal_(part)
+    elif has_forget_gate:
+        parts[1].fill_(1)
+    init.copy_(parameter, values)
 
 
 def glorot_(module: nn.Module, *types: type[nn.Module]):
@@ -149,5 +168,6 @@ def glorot_(module: nn.Module, *types: type[nn.Module]):
     for part in module.modules():
         if isinstance(part, types or nn.Linear):
             init.xavier_uniform_(part.weight)
-            if getattr(part, "bias", None) is not None:
-                init.zeros_(part.bias)
+            bias = getattr(part, "bias", None)
+            if bias is not None:
+                init.zeros_(bias)

@@ -17,7 +17,7 @@ from ..encoder import distinct_rows
 from ..inputs import NO_LABEL, check_ids, pad, unpad, word_mask
 from .crf import check_bio, decode_labels
 from .interleaved import InterleavedLSTM
-from .packed_texts import Texts, rows_as_texts
+from .packed_texts import Texts, rows_as_texts, with_elmo
 from .recurrence import TaskLSTM
 from .task_model import ELMoTaskModel, reads_batch
 
@@ -174,9 +174,8 @@ class ELMoForSemanticRoleLabeling(ELMoTaskModel):
         In float32 at least: losses and probabilities are not computed in half precision.
         """
         if encoder is not None:
-            words_ND = texts.unpack(encoder(texts.pack(words_ND), texts), len(words_ND))
-            if output_NE is not None:
-                words_ND = torch.cat([words_ND, output_NE], dim=-1)
+            hidden_NH = with_elmo(encoder(texts.pack(words_ND), texts), texts, output_NE)
+            words_ND = texts.unpack(hidden_NH, len(words_ND))
         scores_NK = classifier(words_ND)
         return scores_NK.to(torch.promote_types(scores_NK.dtype, torch.float32))
 

@@ -3,7 +3,8 @@
 It travels with all `ELMoForSemanticRoleLabeling` checkpoints. A sentence is read once to find its predicates, and then
 in a row for each predicate. All these rows share one pass of a frozen biLM.
 
-Shape suffixes: B sentences; P predicates that are labeled at once, a row for each; T positions of a row.
+Shape suffixes: B sentences; P predicates that are labeled at once, a row for each; T positions of a row;
+W words of a sentence.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence, Sized
@@ -113,7 +114,8 @@ class ELMoSemanticRolePipeline(Pipeline):
             is_predicate_BT = is_predicate_BT | (marks_BT == FIND) & (scores_BT > 0)
         tagged: list[list[PredicateTags]] = [[] for _ in marks_BT]  # of each sentence
         time = marks_BT.shape[1]
-        for places_P2 in is_predicate_BT.nonzero().split(max(1, MOST_TOKENS // time)):
+        most_rows = max(1, MOST_TOKENS // time)
+        for places_P2 in is_predicate_BT.nonzero().split(most_rows):
             sentences_P, words_P = places_P2.unbind(1)
             rows = {name: tensor[sentences_P] for name, tensor in batch.items()}
             rows["token_type_ids"] = F.one_hot(words_P, time)
@@ -129,9 +131,10 @@ class ELMoSemanticRolePipeline(Pipeline):
         names = {**self.model.config.id2label, NO_LABEL: "O"}  # a marker that the sentence spells out is no word
         columns = (rows["attention_mask"].bool(), rows["token_type_ids"], labels_PT, log_probs_PT.exp())
         for real_T, marks_T, labels_T, probabilities_T in zip(*columns, strict=True):
-            words_T = real_T.nonzero()[1:-1, 0]  # without the markers
-            tags = [names[label] for label in labels_T[words_T].tolist()]
-            yield PredicateTags(int(marks_T[words_T].argmax()), tags, probabilities_T[words_T].tolist())
+            words_W = real_T.nonzero()[1:-1, 0]  # without the markers
+            predicate = int(marks_T[words_W].argmax())
+            tags = [names[label] for label in labels_T[words_W].tolist()]
+            yield PredicateTags(predicate, tags, probabilities_T[words_W].tolist())
 
     def postprocess(self, output: dict[str, Any]) -> dict[str, Any]:
         sentence = output["sentence"]
@@ -153,10 +156,18 @@ def labeled_sentence(
             part = " ".join(words[first:end])
             parts.append(f"[{role}: {part}]" if role else part)
             if role and role not in PREDICATE_ROLES:
-                start = characters[first][0]
-                stop = characters[end - 1][1]
-                score = sum(predicate.probabilities[first:end]) / (end - first)
-                arguments.append({"role": role, "start": start, "end": stop, "text": text[start:stop], "score": score})
+                start, _ = characters[first]
+                _, stop = characters[end - 1]
+                probabilities = predicate.probabilities[first:end]
+                arguments.append(
+                    {
+                        "role": role,
+                        "start": start,
+                        "end": stop,
+                        "text": text[start:stop],
+                        "score": sum(probabilities) / len(probabilities),
+                    }
+                )
         verbs.append(
             {
                 "verb": words[predicate.predicate],
@@ -194,6 +205,7 @@ def _with_predicates(sentences: Iterable[Any], predicates: Iterable[Any]) -> Ite
 
 def _checked_predicates(predicates: Any, num_words: int) -> list[int]:
     is_list = isinstance(predicates, (list, tuple)) and all(isinstance(word, Integral) for word in predicates)
-    if not is_list or not all(0 <= word < num_words for word in predicates) or len({*predicates}) < len(predicates):
+    different = set(predicates) if is_list else set()
+    if not is_list or len(different) < len(predicates) or not different <= set(range(num_words)):
         raise ValueError(f"`predicates` are {predicates!r:.80}; pass a list of different words, 0 to {num_words - 1}.")
     return [int(word) for word in predicates]

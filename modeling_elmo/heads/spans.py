@@ -129,13 +129,17 @@ class SpanRanker(nn.Module):
         widths_NF = self.dropout(self.widths(last_N - first_N))
         head_scores_W = self.head_scores(states_WH).squeeze(-1)
         mentions_N = self._mention_scores(states_WH, heads_WX, head_scores_W, first_N, last_N, widths_NF)
-        count = int(self.spans_per_word * len(sentences_W))
-        best_K = best_spans(mentions_N, first_N, last_N, count)
+        best_K = best_spans(mentions_N, first_N, last_N, count=int(self.spans_per_word * len(sentences_W)))
         first_K = first_N[best_K]
         last_K = last_N[best_K]
         mentions_K = mentions_N[best_K]
-        head_KX = attended_words(heads_WX, head_scores_W, first_K, last_K, self.max_width)
-        spans_KG = torch.cat([states_WH[first_K], states_WH[last_K], head_KX, widths_NF[best_K]], -1)
+        parts = [
+            states_WH[first_K],
+            states_WH[last_K],
+            attended_words(heads_WX, head_scores_W, first_K, last_K, self.max_width),
+            widths_NF[best_K],
+        ]
+        spans_KG = torch.cat(parts, -1)
         speakers_K = None if speakers_W is None else speakers_W[first_K]
         antecedents_KA, coarse_KA = self._antecedents(spans_KG, mentions_K)
         scores_KA = self._pair_scores(spans_KG, antecedents_KA, speakers_K, genre)
@@ -143,7 +147,14 @@ class SpanRanker(nn.Module):
         if coarse_KA is not None:
             scores_KA = scores_KA + coarse_KA
         scores_KC = F.pad(scores_KA.masked_fill(antecedents_KA < 0, -torch.inf), (1, 0))
-        return RankedSpans(first_K, last_K, mentions_K, antecedents_KA, scores_KC, (first_N, last_N, mentions_N))
+        return RankedSpans(
+            first_K=first_K,
+            last_K=last_K,
+            mentions_K=mentions_K,
+            antecedents_KA=antecedents_KA,
+            scores_KC=scores_KC,
+            candidates=(first_N, last_N, mentions_N),
+        )
 
     def _mention_scores(
         self,
@@ -163,8 +174,9 @@ class SpanRanker(nn.Module):
         def scores(first_N: Tensor, last_N: Tensor, widths_NF: Tensor) -> Tensor:
             # The attention is linear in the words, so that it may come after the scorer's first layer.
             head_NL = attended_words(heads_WL, head_scores_W, first_N, last_N, self.max_width)
-            product_NL = F.embedding(first_N, firsts_WL) + F.embedding(last_N, lasts_WL) + head_NL
-            return self.mention_scorer(product_NL + F.linear(widths_NF, of_width))
+            product_NL = F.embedding(first_N, firsts_WL) + F.embedding(last_N, lasts_WL)
+            product_NL = product_NL + head_NL + F.linear(widths_NF, of_width)
+            return self.mention_scorer(product_NL)
 
         return in_pieces(scores, first_N, last_N, widths_NF)
 
@@ -172,8 +184,10 @@ class SpanRanker(nn.Module):
         """The antecedents of each span, `(K, A)`, and with coarse pruning `s_c` of each, `(K, A)`."""
         if self.coarse is None:
             return nearest_antecedents(len(spans_KG), self.max_antecedents, spans_KG.device), None
-        coarse_KK = self.dropout(self.coarse(spans_KG)) @ self.dropout(spans_KG).t()
-        antecedents_KA = likeliest_antecedents(coarse_KK.detach() + mentions_K.detach(), self.max_antecedents)
+        projected_KG = self.dropout(self.coarse(spans_KG))
+        coarse_KK = projected_KG @ self.dropout(spans_KG).t()
+        scores_KK = coarse_KK + mentions_K
+        antecedents_KA = likeliest_antecedents(scores_KK.detach(), self.max_antecedents)
         return antecedents_KA, coarse_KK.gather(1, antecedents_KA.clamp(min=0))
 
     def _pair_scores(
@@ -195,7 +209,8 @@ class SpanRanker(nn.Module):
             if self.genres is not None and genre is not None:
                 features.append(self.genres(genre.expand_as(span_P)))
             features_PF = self.dropout(torch.cat(features, -1))
-            product_PL = fast_linear(self.pair_scorer.first, both_PG, of_both) + F.linear(features_PF, of_features)
+            product_PL = fast_linear(self.pair_scorer.first, both_PG, of_both)
+            product_PL = product_PL + F.linear(features_PF, of_features)
             product_PL = product_PL + F.embedding(span_P, spans_KL) + F.embedding(antecedent_P, antecedents_KL)
             return self.pair_scorer(product_PL)
 
@@ -332,8 +347,9 @@ def predicted_clusters(spans: RankedSpans, with_singletons: bool) -> Tensor:
     A span joins the cluster of its best antecedent. With singletons, a span with a positive mention score that joins no
     other and is joined by none has a cluster of its own.
     """
+    best_K = best_antecedents(spans.scores_KC, spans.antecedents_KA)
     begins: list[int] = []  # the first span of each span's cluster
-    for span, antecedent in enumerate(best_antecedents(spans.scores_KC, spans.antecedents_KA).tolist()):
+    for span, antecedent in enumerate(best_K.tolist()):
         begins.append(span if antecedent < 0 else begins[antecedent])
     begins_K = torch.tensor(begins, dtype=torch.long, device=spans.first_K.device)
     sizes_K = begins_K.bincount(minlength=len(begins))  # of the cluster that begins with each span

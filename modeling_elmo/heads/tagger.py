@@ -12,7 +12,7 @@ from transformers.utils import ModelOutput
 from ..configuration_elmo import ELMoConfig
 from ..inputs import NO_LABEL, pad, warn_once, word_mask
 from .crf import LinearChainCRF, bio_constraints, tags_that_are_not_bio
-from .packed_texts import rows_as_texts
+from .packed_texts import rows_as_texts, with_elmo
 from .recurrence import TaskLSTM, VariationalDropout
 from .task_model import ELMoTaskModel, TaskInputs, reads_batch
 
@@ -129,8 +129,7 @@ class ELMoForTokenClassification(ELMoTaskModel):
         between_NE = None if inputs.between_NE is None else texts.pack(inputs.between_NE)
         hidden_NH = self.encoder(texts.pack(inputs.tokens_ND), texts, between_NE)
         hidden_NH = self.encoder_dropout(hidden_NH, texts.text_N)
-        if inputs.output_NE is not None:
-            hidden_NH = torch.cat([hidden_NH, texts.pack(inputs.output_NE)], dim=-1)
+        hidden_NH = with_elmo(hidden_NH, texts, inputs.output_NE)
         return texts.unpack(self.classifier(hidden_NH), hidden_NH.shape[0])
 
     def _linear_loss(self, logits: Tensor, labels: Tensor, num_items_in_batch: Tensor | int | None) -> Tensor:

@@ -16,7 +16,6 @@ import torch
 from torch import Tensor
 
 from .products import packed, product, suits_onednn, tanh, weight_gradient
-from .sequences import shifted
 from .torch_state import first_derivative
 
 
@@ -235,3 +234,12 @@ class HighwayLoop(torch.autograd.Function):
         gates_NG = gates_N5H.flatten(1).to(weight_GH.dtype)
         before_NH = shifted(zeros_SH, states_NH, batch_sizes).to(weight_GH.dtype)
         return gates_NG, sums_NH * (1 - t) * kept_NH, weight_gradient(gates_NG, before_NH), None, None
+
+
+def shifted(first_SX: Tensor, rows_NX: Tensor, batch_sizes: list[int]) -> Tensor:
+    """The state before each row: `first_SX`, then the rows of the preceding step."""
+    steps = rows_NX.split(batch_sizes)
+    before = [first_SX[: batch_sizes[0]]]
+    for step, size in zip(steps, batch_sizes[1:], strict=False):
+        before.append(step[:size])
+    return torch.cat(before)

@@ -100,12 +100,3 @@ class Stream(NamedTuple):
 
 LSTMOutput = tuple[Tensor, Tensor, Tensor]  # outputs_NP; hidden_SP and cell_SH after each sequence's end
 Kernel = Callable[[LSTMWeights, Stream, Tensor, Tensor], LSTMOutput]  # with hidden_SP and cell_SH at the start
-
-
-def shifted(first_SX: Tensor, rows_NX: Tensor, batch_sizes: list[int]) -> Tensor:
-    """The state before each row: `first_SX`, then the rows of the preceding step."""
-    steps = rows_NX.split(batch_sizes)
-    before = [first_SX[: batch_sizes[0]]]
-    for step, size in zip(steps, batch_sizes[1:], strict=False):
-        before.append(step[:size])
-    return torch.cat(before)
