@@ -24,7 +24,6 @@ from .heads.reader_pipeline import ELMoQuestionAnsweringPipeline
 from .heads.role_labeler import ELMoForSemanticRoleLabeling, ELMoSemanticRoleOutput
 from .heads.role_labeler_pipeline import ELMoSemanticRolePipeline
 from .heads.tagger import ELMoForTokenClassification, ELMoTokenClassifierOutput
-from .heads.tagger_pipeline import ELMoTokenClassificationPipeline
 from .kernels.int8 import ELMoInt8Config
 from .kernels.plan import elmo_backend
 from .model_outputs import ELMoForPreTrainingOutput, ELMoModelOutput
@@ -47,8 +46,6 @@ for _task, _pipeline_class, _auto_class in (  # transformers refuses "question-a
 ):
     PIPELINE_REGISTRY.register_pipeline(_task, pipeline_class=_pipeline_class, pt_model=_auto_class, type="text")
     del _pipeline_class._registered_impl  # else it would be saved with files of the package, beside the model's code
-# Not registered: every pipeline of this task that is saved would then include our code.
-PIPELINE_REGISTRY.supported_tasks["token-classification"]["impl"] = ELMoTokenClassificationPipeline
 
 # Imported when they are used, because their modules import more than models need.
 _LAZY = {
@@ -101,7 +98,6 @@ __all__ = [
     "ELMoScores",
     "ELMoSemanticRoleOutput",
     "ELMoSemanticRolePipeline",
-    "ELMoTokenClassificationPipeline",
     "ELMoTokenClassifierOutput",
     "ELMoTokenizer",
     "ScalarMix",

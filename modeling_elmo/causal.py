@@ -65,7 +65,7 @@ class ELMoForCausalLM(ELMoForPreTraining):
         Raises:
             ValueError: the checkpoint has no softmax, or `labels` or `logits_to_keep` do not fit.
         """
-        self.check_vocabulary()
+        self.prepare_softmax()
         if not isinstance(logits_to_keep, int) or logits_to_keep < 0:
             raise ValueError(f"`logits_to_keep` is {logits_to_keep!r}; pass a number of positions, 0 for all.")
         labels = on_host(labels)

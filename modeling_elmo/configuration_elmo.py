@@ -54,7 +54,7 @@ HEAD_FIELDS = (
     *("elmo_dropout", "elmo_placement", "freeze_bilm", "use_elmo", "head", "classifier"),
     *("task_hidden_size", "task_dropout", "task_num_layers", "task_word_embedding_size", "freeze_word_embeddings"),
     *("task_char_embedding_size", "task_char_cnn_filters", "max_span_width", "spans_per_word", "max_antecedents"),
-    *("coarse_pruning", "train_singletons", "lexical_dropout", "use_speakers", "num_genres"),
+    *("train_singletons", "lexical_dropout", "use_speakers", "num_genres"),
 )
 
 # Files that make a folder a sentence-transformers model: its own `Transformer` module, which calls our method
@@ -173,7 +173,6 @@ class ELMoConfig(PreTrainedConfig):
     - max_span_width: number of words of the longest span.
     - spans_per_word: number of spans that are kept, as a share of the document's words.
     - max_antecedents: number of earlier spans that each kept span is compared with.
-    - coarse_pruning: whether a bilinear score chooses these antecedents (Lee et al. 2018). Otherwise, the nearest.
     - train_singletons: whether mentions that corefer with no other are learned and returned.
     - lexical_dropout: dropout rate of word vectors and character features.
     - use_speakers: whether the network reads whether two spans have the same speaker.
@@ -235,7 +234,6 @@ class ELMoConfig(PreTrainedConfig):
     max_span_width: int = 10
     spans_per_word: float | int = 0.4
     max_antecedents: int = 250
-    coarse_pruning: bool = False
     train_singletons: bool = False
     lexical_dropout: float | int = 0.5
     use_speakers: bool = False
@@ -243,6 +241,8 @@ class ELMoConfig(PreTrainedConfig):
 
     def __post_init__(self, **kwargs):
         self._refuse_near_misses(kwargs)
+        if kwargs.pop("coarse_pruning", False):  # a field of the first commits
+            raise ValueError("`coarse_pruning` is True, which this version cannot compute; train the resolver again.")
         hidden_size = kwargs.pop("hidden_size", None)
         is_dtype = isinstance(self.dtype, torch.dtype) or isinstance(getattr(torch, str(self.dtype), None), torch.dtype)
         _check(self.dtype is None or is_dtype, "dtype", self.dtype, "the name of a dtype of torch, such as 'float32'")

@@ -28,7 +28,6 @@ NO_TORCHSCRIPT = (
     "TorchScript (`torch.jit`) cannot follow this model, whose steps depend on the words and their number. Use "
     "`torch.export.export`, or `elmo export` for a file in ONNX's format."
 )
-TARGETS = ("labels", "predicate_labels", "forward_targets", "backward_targets", "mentions")
 ID_DTYPES = (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)
 States = tuple[Tensor, Tensor]  # hidden and cell, as `ELMoModelOutput.final_states`
 
@@ -301,30 +300,12 @@ def returns_output(forward: Callable[..., Any]) -> Callable[..., Any]:
                 shown = "a tensor" if isinstance(value, Tensor) else value
                 raise ValueError(f"`{name}` is {shown}, but {type(self).__name__} has no such input; leave it out.")
         with own_share():
-            output = forward(self, *args, **kwargs)
-        if not self.training and "loss" in output:
-            _warn_of_label_names([name for name in TARGETS if kwargs.get(name) is not None])
-        return output
+            return forward(self, *args, **kwargs)
 
     return can_return_tuple(checked)
 
 
 @torch.compiler.disable  # it looks at its callers
-def _warn_of_label_names(given: list[str]):
-    """Warns if Trainer has not found the labels of a batch in evaluation, and drops their loss without a word.
-
-    It looks for all arguments with "label" in their name, and only its local variable says that one is missing.
-    """
-    step = _caller("prediction_step")
-    if step is not None and step.f_locals.get("has_labels") is False:
-        warn_once(
-            step.f_locals["self"],
-            "Trainer does not find the labels of this data, so that its evaluation has no `eval_loss` and no metrics. "
-            f"Pass label_names={given} to TrainingArguments.",
-        )
-
-
-@torch.compiler.disable  # as above
 def option_that_takes_labels() -> str | None:
     """The option for which Trainer takes the labels of this batch away, to compute a loss from `logits` itself.
 
@@ -343,7 +324,7 @@ def _caller(name: str) -> FrameType | None:
 
 @torch.compiler.disable  # it remembers
 def warn_once(subject: Any, message: str):
-    """Gives a warning once for a model or a Trainer. `logger.warning_once` gives it once for all of a process.
+    """Gives a warning once for a model. `logger.warning_once` gives it once for all of a process.
 
     The subject keeps its messages. A model has a set of them from the beginning, which the replicas of
     `nn.DataParallel` share.

@@ -714,7 +714,7 @@ class ELMoForPreTraining(ELMoScoringMixin, ELMoPreTrainedModel):
         if len(aligned) == 1:
             raise ValueError(f"Received `{aligned[0]}` alone; pass `forward_targets` and `backward_targets` together.")
         if labels is not None or aligned:
-            self.check_vocabulary()
+            self.prepare_softmax()
 
 
 def _token_targets(name: str, given: Tensor, batch: TokenBatch, config: ELMoConfig) -> Tensor:

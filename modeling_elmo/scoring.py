@@ -134,7 +134,7 @@ class ELMoScoringMixin:
         """The token batch, and the top output `(tokens, projection_size)` of each direction in reading order."""
         if self.training:
             raise ValueError("The model is in training mode, with dropout; call `model.eval()` first.")
-        self.check_vocabulary()
+        self.prepare_softmax()
         batch = self.elmo.read_tokens(character_ids, input_ids, attention_mask)
         both = self.elmo.run(batch, initial_states=initial_states)
         tops = []
@@ -142,8 +142,12 @@ class ELMoScoringMixin:
             tops.append(torch.empty_like(outputs[-1]).index_copy_(0, order_N, outputs[-1]))
         return batch, tops
 
-    def check_vocabulary(self):
-        """Raises an error if the softmax has nothing to predict, or is not the one that the configuration asks for."""
+    def prepare_softmax(self):
+        """Checks that the softmax can predict words. Training starts a new one if the checkpoint has none.
+
+        Raises:
+            ValueError: there is nothing to predict, or the softmax is not the one that the configuration asks for.
+        """
         if self.config.vocab_size <= 4:
             raise ValueError(
                 "The vocabulary has only special words, so there is nothing to predict. Build a vocabulary with `elmo "

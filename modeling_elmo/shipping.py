@@ -21,7 +21,7 @@ MODULES = {
     "configuration_elmo.py": ("configuration_elmo",),
     "modeling_elmo.py": (
         *("modeling_elmo", "causal"),
-        *("heads.tagger", "heads.tagger_pipeline", "heads.classifier", "heads.reader", "heads.reader_pipeline"),
+        *("heads.tagger", "heads.classifier", "heads.reader", "heads.reader_pipeline"),
         *("heads.role_labeler", "heads.role_labeler_pipeline"),
         *("heads.coreference_resolver", "heads.coreference_pipeline"),
     ),

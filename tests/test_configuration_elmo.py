@@ -51,6 +51,12 @@ def test_what_a_saved_configuration_says(tmp_path):
     assert type(again) is ELMoConfig and (again.num_labels, again.hidden_size) == (5, 128)
 
 
+def test_a_field_of_the_first_commits_is_refused_where_it_would_change_numbers():
+    assert not hasattr(ELMoConfig(coarse_pruning=False), "coarse_pruning")
+    with pytest.raises(ValueError, match="`coarse_pruning` is True"):
+        ELMoConfig(coarse_pruning=True)
+
+
 def test_a_bilm_leaves_out_the_defaults_of_heads(tmp_path):
     head = "ELMoForTokenClassification"
     for architectures, are_written in ((["ELMoModel"], False), (["ELMoForCausalLM"], False), ([head], True)):
@@ -76,7 +82,7 @@ CHANGED = {
     **{"use_elmo": False, "head": "linear", "classifier": "esim", "task_hidden_size": 7, "task_dropout": 0},
     **{"task_num_layers": 2, "task_word_embedding_size": 4, "freeze_word_embeddings": True},
     **{"task_char_embedding_size": 2, "task_char_cnn_filters": [], "max_span_width": 3, "spans_per_word": 2},
-    **{"max_antecedents": 5, "coarse_pruning": True, "train_singletons": True, "lexical_dropout": 0.25},
+    **{"max_antecedents": 5, "train_singletons": True, "lexical_dropout": 0.25},
     **{"use_speakers": True, "num_genres": 2},
     **{"pad_token_id": 4, "bos_token_id": 5, "eos_token_id": 6, "unk_token_id": 7},
 }

@@ -30,7 +30,7 @@ def document_of(model, **options):
     return make_batch(model.config, SENTENCES, **options)
 
 
-NETWORKS = [{"use_speakers": True, "num_genres": 2}, {"coarse_pruning": True, "train_singletons": True}]
+NETWORKS = [{"use_speakers": True, "num_genres": 2}, {"train_singletons": True}]
 
 
 @pytest.mark.parametrize("options", NETWORKS)
@@ -216,7 +216,7 @@ def test_inputs_that_are_refused():
 
 
 def test_every_parameter_but_the_bilm_s_is_trained():
-    model = make_resolver(spans_per_word=1.0, use_speakers=True, num_genres=2, coarse_pruning=True).train()
+    model = make_resolver(spans_per_word=1.0, use_speakers=True, num_genres=2).train()
     given = {"speaker_ids": torch.arange(5) % 2, "genre_ids": torch.tensor(1)}
     model(**document_of(model), **given, mentions=MENTIONS).loss.backward()
     for name, parameter in model.named_parameters():
@@ -257,11 +257,11 @@ def test_defaults_of_the_paper():
         150
     }
     assert model.ranker.widths.weight.shape == model.ranker.distances.weight.shape == (10, 20)
-    assert (model.ranker.max_antecedents, model.ranker.spans_per_word, model.ranker.coarse) == (250, 0.4, None)
+    assert (model.ranker.max_antecedents, model.ranker.spans_per_word) == (250, 0.4)
 
 
 def test_saving_and_loading(tmp_path):
-    model = make_resolver(train_singletons=True, coarse_pruning=True)
+    model = make_resolver(train_singletons=True)
     model.save_pretrained(tmp_path)
     batch = document_of(model)
     for auto_class in (ELMoForCoreferenceResolution, AutoModelForTokenClassification):

@@ -27,8 +27,6 @@ OPTIONS = {
     "nearest": {"max_antecedents": 3},
     "all": {"max_antecedents": 250},
     "features": {"max_antecedents": 4, **SPEAKERS},
-    "coarse": {"max_antecedents": 3, "coarse_pruning": True},
-    "coarse, features": {"max_antecedents": 250, "coarse_pruning": True, **SPEAKERS},
 }
 
 
@@ -87,19 +85,15 @@ def plain(ranker: SpanRanker, states, heads, sentences, speakers, genre):
     kept.sort()
     pairs = []
     for number, span in enumerate(kept):
-        coarse = {j: scores[span] + scores[kept[j]] for j in range(number)}
-        chosen = list(coarse)[-ranker.max_antecedents :]
-        if ranker.coarse is not None:
-            coarse = {j: coarse[j] + ranker.coarse(vectors[span]) @ vectors[kept[j]] for j in coarse}
-            chosen = sorted(coarse, key=lambda j: -coarse[j].item())[: ranker.max_antecedents]
         pairs.append({})
-        for j in chosen:
+        for j in range(number)[-ranker.max_antecedents :]:
             features = [ranker.distances.weight[distance_bin(number - j)]]
             if ranker.same_speaker is not None:
                 same = int(speakers[span[0]] == speakers[kept[j][0]])
                 features += [ranker.same_speaker.weight[same], ranker.genres.weight[genre]]
             one, other = vectors[span], vectors[kept[j]]
-            pairs[-1][j] = coarse[j] + network(ranker.pair_scorer, torch.cat([one, other, one * other, *features]))
+            pair = network(ranker.pair_scorer, torch.cat([one, other, one * other, *features]))
+            pairs[-1][j] = scores[span] + scores[kept[j]] + pair
     return scores, kept, pairs
 
 
@@ -155,17 +149,6 @@ def test_spans_scores_and_losses_are_those_of_the_papers(lengths, options):
         assert not [name for name, gradient in zip(names, gradients[0], strict=False) if not gradient.any()]
 
 
-def test_coarse_pruning_with_all_antecedents_is_no_pruning():
-    document = make_document([6, 1, 9])
-    near, coarse = make_ranker(), make_ranker(coarse_pruning=True)
-    coarse.load_state_dict({**coarse.state_dict(), **near.state_dict()})
-    torch.nn.init.zeros_(coarse.coarse.weight)
-    for ours, theirs in zip(coarse(*document), near(*document), strict=True):
-        torch.testing.assert_close(ours, theirs)
-    few = make_ranker(max_antecedents=2, coarse_pruning=True)
-    assert not torch.equal(few(*document).antecedents_KA, make_ranker(max_antecedents=2)(*document).antecedents_KA)
-
-
 # Parts
 
 
@@ -198,7 +181,7 @@ def test_clusters_are_chains_of_best_antecedents(with_singletons, expected):
 
 @pytest.mark.parametrize("lengths", [[], [1], [1, 0, 1]])
 def test_documents_without_kept_spans(lengths):
-    ranker = make_ranker(spans_per_word=0.4, coarse_pruning=True, **SPEAKERS)
+    ranker = make_ranker(spans_per_word=0.4, **SPEAKERS)
     spans = ranker(*make_document(lengths))
     assert [tuple(each.shape) for each in spans[:5]] == [(0,), (0,), (0,), (0, 0), (0, 1)]
     assert predicted_clusters(spans, True).shape == (0,)
@@ -225,7 +208,7 @@ class Largest(TorchDispatchMode):
 
 def test_pieces_change_nothing(monkeypatch):
     """With dropout, so that the backward pass must draw the same masks again."""
-    ranker, document = make_ranker(0.3, **OPTIONS["coarse, features"]), make_document([6, 1, 9])
+    ranker, document = make_ranker(0.3, **OPTIONS["features"]), make_document([6, 1, 9])
     leaves, found = [*ranker.parameters(), *document[:2]], []
     for checkpoint in (torch.utils.checkpoint.checkpoint, lambda function, *rows, use_reentrant: function(*rows)):
         monkeypatch.setattr("modeling_elmo.heads.spans.checkpoint", checkpoint)

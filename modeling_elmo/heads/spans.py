@@ -82,8 +82,7 @@ class SpanRanker(nn.Module):
 
     (sections 4 and 5 of Lee et al. 2017), with states `x*` and word embeddings `x`. Features of a pair: the distance,
     which counts kept spans as the published code does; with `config.use_speakers`, whether the speaker is the same;
-    with `config.num_genres`, the genre of the document. With `config.coarse_pruning`, `s` also has a term
-    `s_c(i, j) = g_i W_c g_j`, and `s` without `s_a` chooses the antecedents (section 4 of Lee et al. 2018).
+    with `config.num_genres`, the genre of the document.
     """
 
     def __init__(self, config: ELMoConfig, state_size: int, head_size: int, dropout: float):
@@ -101,7 +100,6 @@ class SpanRanker(nn.Module):
         features = 1 + bool(config.use_speakers) + bool(config.num_genres)
         self.mention_scorer = SplitScorer(parts, SCORER_SIZE, dropout)
         self.pair_scorer = SplitScorer([size, size, size, features * FEATURE_SIZE], SCORER_SIZE, dropout)
-        self.coarse = nn.Linear(size, size, bias=False) if config.coarse_pruning else None
         self.dropout = nn.Dropout(dropout)
 
     def initialize_parameters(self):
@@ -141,11 +139,9 @@ class SpanRanker(nn.Module):
         ]
         spans_KG = torch.cat(parts, -1)
         speakers_K = None if speakers_W is None else speakers_W[first_K]
-        antecedents_KA, coarse_KA = self._antecedents(spans_KG, mentions_K)
+        antecedents_KA = nearest_antecedents(len(spans_KG), self.max_antecedents, spans_KG.device)
         scores_KA = self._pair_scores(spans_KG, antecedents_KA, speakers_K, genre)
         scores_KA = scores_KA + mentions_K[:, None] + mentions_K[antecedents_KA]
-        if coarse_KA is not None:
-            scores_KA = scores_KA + coarse_KA
         scores_KC = F.pad(scores_KA.masked_fill(antecedents_KA < 0, -torch.inf), (1, 0))
         return RankedSpans(
             first_K=first_K,
@@ -179,16 +175,6 @@ class SpanRanker(nn.Module):
             return self.mention_scorer(product_NL)
 
         return in_pieces(scores, first_N, last_N, widths_NF)
-
-    def _antecedents(self, spans_KG: Tensor, mentions_K: Tensor) -> tuple[Tensor, Tensor | None]:
-        """The antecedents of each span, `(K, A)`, and with coarse pruning `s_c` of each, `(K, A)`."""
-        if self.coarse is None:
-            return nearest_antecedents(len(spans_KG), self.max_antecedents, spans_KG.device), None
-        projected_KG = self.dropout(self.coarse(spans_KG))
-        coarse_KK = projected_KG @ self.dropout(spans_KG).t()
-        scores_KK = coarse_KK + mentions_K
-        antecedents_KA = likeliest_antecedents(scores_KK.detach(), self.max_antecedents)
-        return antecedents_KA, coarse_KK.gather(1, antecedents_KA.clamp(min=0))
 
     def _pair_scores(
         self, spans_KG: Tensor, antecedents_KA: Tensor, speakers_K: Tensor | None, genre: Tensor | None
@@ -288,15 +274,6 @@ def nearest_antecedents(spans: int, most: int, device: torch.device | None = Non
     spans_K = torch.arange(spans, device=device)
     distances_A = spans_K[1 : most + 1]
     return (spans_K[:, None] - distances_A).clamp(min=-1)
-
-
-def likeliest_antecedents(scores_KK: Tensor, most: int) -> Tensor:
-    """Up to `most` spans before each span with the highest scores, nearest first, -1 where there is none: `(K, A)`."""
-    is_earlier_KK = torch.ones_like(scores_KK, dtype=torch.bool).tril(-1)
-    most = min(most, max(len(scores_KK) - 1, 0))
-    best_KA = scores_KK.masked_fill(~is_earlier_KK, -torch.inf).topk(most, 1).indices
-    best_KA = best_KA.masked_fill(~is_earlier_KK.gather(1, best_KA), -1)
-    return best_KA.sort(1, descending=True).values
 
 
 def gold_clusters(first_N: Tensor, last_N: Tensor, first_M: Tensor, last_M: Tensor, clusters_M: Tensor) -> Tensor:
