@@ -1,0 +1,10 @@
+"""Expected texts, each in a file of `fixtures`."""
+
+from pathlib import Path
+
+FIXTURES = Path(__file__).parent / "fixtures"
+
+
+def check_golden(text: str, name: str):
+    """Compares the text with a file of `fixtures`. After a change that you want, write the new text there."""
+    assert text == (FIXTURES / name).read_text(encoding="utf-8"), f"the text is not that of tests/fixtures/{name}"
