@@ -79,7 +79,6 @@ class PretrainingArguments(OptimizationArguments):
     )
     bf16: bool = option(False, "Mixed precision in bfloat16; float32 on a CPU without its instructions.")
     tf32: bool = option(True, "TF32 for products of float32 matrices on CUDA.")
-    torch_compile: bool = option(False, "Compile the model with torch.compile, except the loop over time steps.")
     use_cpu: bool = option(False, "Train on the CPU even if there is an accelerator.")
     report_to: str = option("tensorboard", "Trackers that Accelerate supports, separated by commas; or `none`.")
 
@@ -149,8 +148,6 @@ class Pretraining:
         self.plain_model = model.train().to(accelerator.device)
         if arguments.fsdp_softmax:
             self._shard_softmax()
-        if arguments.torch_compile:
-            model.compile(dynamic=True)
         self.model = accelerator.prepare(model)
         self.optimizers = make_optimizers(model, arguments)
         # Exact or estimated, for the schedule and the progress bar.
