@@ -25,20 +25,11 @@ from ..program.data_files import files_of
 from ..program.files import digest, write_lines
 from ..program.sentences import check_language, sentences_of, text_sentences, warn_of_wrapped_lines
 from ..program.texts import DatasetArguments, TextArguments, dataset_texts, refuse_training_data, split_parts
+from .split_check import SplitCheck
 
 logger = logging.get_logger(__name__)
 
 WORDS_OF_A_PARAGRAPH = 60  # in a line, on average
-
-# How the rules split English contractions: an example, and the words that show it in a text.
-CONTRACTIONS = {"moses": ("didn 't", "'t after didn"), "treebank": ("did n't", "n't or -LRB-")}
-TREEBANK_WORDS = frozenset(["n't", "N'T", "n’t"])
-MOSES_WORDS = frozenset(["couldn", "didn", "doesn", "don", "hasn", "isn", "wasn", "weren", "wouldn"])  # before 't
-RAW_WORDS = frozenset(["can't", "couldn't", "didn't", "doesn't", "don't", "he's", "i'm", "isn't", "it's", "that's"])
-TREEBANK_SIGNS = {"-LRB-": "(", "-RRB-": ")", "``": '"'}  # and those of raw text, which no rules change
-SIGNS_OF_SPLITTING = frozenset([*TREEBANK_WORDS, *MOSES_WORDS, *RAW_WORDS, "'t", "'s", "."])
-SIGNS_OF_SPLITTING |= {*TREEBANK_SIGNS, *TREEBANK_SIGNS.values()}
-FEW_LINES, SMALL_SHARE = 3, 1e-4  # fewer lines with such words may only mention or quote them
 
 SourceLine = tuple[str, int]  # a file and the line, from 1; or a data set and the row, from 0
 SentenceText = str | list[str]  # a line of text, or the words of a sentence
@@ -103,79 +94,6 @@ class Survey(NamedTuple):
         counts_V = np.bincount([*self.counts], [*self.counts.values()], minlength=vocab_size)
         counts_V[[BOS_ID, EOS_ID]] = self.lines
         return np.log((counts_V + 0.5) / (self.words + self.lines + vocab_size / 2))
-
-
-class SplitCheck:
-    """Compares the words of a text, if it was split before, with those that a tokenizer makes of raw text.
-
-    Args:
-        rules: of the tokenizer. `whitespace` fits every text, because it leaves the splitting to the user.
-        split: how lines of the text are read, as for `words_of`.
-    """
-
-    def __init__(self, rules: str, split: Callable[[str], list[str]]):
-        self.rules, self.split = rules, split
-        self.lines, self.lines_with, self.is_split_again = 0, Counter[str](), False
-
-    def see(self, text: SentenceText):
-        """Takes note of a sentence."""
-        found = SIGNS_OF_SPLITTING.intersection(words_of(text))
-        if "'t" in found and not found.isdisjoint(MOSES_WORDS):  # 't alone is a word of Dutch
-            found |= {"didn 't"}
-        self.lines_with.update(found)
-        self.lines += 1
-        self.is_split_again |= isinstance(text, str) and self.split is not str.split
-
-    def warn(self, source: object):
-        """Warns if raw text will have other words than this one, and names the options that fit."""
-        if self.rules == "whitespace":
-            return
-        rules, number = self._rules_of_the_text()
-        if rules is not None and rules != self.rules:
-            _, signs = CONTRACTIONS[rules]
-            of_raw_text, _ = CONTRACTIONS[self.rules]
-            again = " --is_split_into_words" if self.is_split_again else ""
-            logger.warning(
-                f"{source} is split into words as by the rules {rules} ({signs} in {number:,} lines), but the "
-                f"tokenizer's rules, {self.rules}, make {of_raw_text} of a raw didn't: words that this text does not "
-                f"have. Pass --pre_tokenization {rules}{again} for a new model; a model with the rules {self.rules} "
-                "needs text that they have split."
-            )
-        elif self.rules == "moses" and self.is_split_again and (rules == "moses" or self._is_split("'s")):
-            logger.warning(
-                f"{source} is split into words already, and the tokenizer's rules, moses, split words such as 's "
-                "again, into ' and s. They make other words of raw text. Pass --is_split_into_words."
-            )
-        spelled = [word for word, sign in TREEBANK_SIGNS.items() if self._has_instead(word, sign)]
-        if spelled:
-            signs = " and ".join(TREEBANK_SIGNS[word] for word in spelled)
-            logger.warning(
-                f"{source} has {' and '.join(spelled)} where raw text has {signs}, which this text lacks. Write "
-                f"{signs} in the text."
-            )
-
-    def _rules_of_the_text(self) -> tuple[str | None, int]:
-        """The rules by which the text was split, or `None`, and the number of lines that show it."""
-        seen = self.lines_with
-        numbers: dict[str | None, int] = {
-            "treebank": sum(seen[word] for word in TREEBANK_WORDS),
-            "moses": seen["didn 't"] if 2 * seen["didn 't"] > seen["'t"] else 0,
-            None: sum(seen[word] for word in RAW_WORDS),
-        }
-        if self._is_split("'s"):  # of both rules, in English
-            numbers["treebank"] += seen["-LRB-"]
-        rules = max(numbers, key=numbers.__getitem__)
-        return (rules, numbers[rules]) if self._is_frequent(numbers[rules]) else (None, 0)
-
-    def _is_split(self, word: str) -> bool:
-        """Whether the text has a word because it was split. Raw Dutch has 's, too, but no period after a space."""
-        return self._is_frequent(self.lines_with[word]) and 2 * self.lines_with["."] > self.lines
-
-    def _has_instead(self, word: str, sign: str) -> bool:
-        return self._is_frequent(self.lines_with[word]) and self.lines_with[word] > self.lines_with[sign]
-
-    def _is_frequent(self, number: int) -> bool:
-        return number >= max(FEW_LINES, SMALL_SHARE * self.lines)
 
 
 @dataclass(frozen=True)
