@@ -5,7 +5,6 @@ state with the others and need not import anything. The answer is a line, `{"fou
 """
 
 import importlib
-import importlib.util
 import io
 import json
 import os
@@ -16,26 +15,10 @@ from unittest import mock
 
 import torch
 import transformers
-from transformers import AutoTokenizer, pipeline
+from transformers import AutoTokenizer
 
 TEXTS = ["He is in (London), Paris.", "Les naïfs ægithales"]
 VOCABULARY = ["<S>", "</S>", "<UNK>", "He", "is", "in", "London"]
-
-
-def knows(module: str) -> bool:
-    return importlib.util.find_spec(module) is not None
-
-
-def made(kind: str):
-    """A small model of one of our classes, and its tokenizer."""
-    import modeling_elmo
-
-    tokenizer = modeling_elmo.ELMoTokenizer(vocab=VOCABULARY)
-    sizes = {"task_hidden_size": 6, "task_word_embedding_size": 5, "task_char_cnn_filters": [[3, 8]]}
-    labels = {0: "O", 1: "B-LOC", 2: "I-LOC"}
-    config = modeling_elmo.ELMoConfig.from_preset("tiny", vocab_size=len(tokenizer), id2label=labels, **sizes)
-    torch.manual_seed(0)
-    return getattr(modeling_elmo, kind)(config), tokenizer
 
 
 def outputs_of(model, tokenizer) -> list:
@@ -46,15 +29,13 @@ def outputs_of(model, tokenizer) -> list:
 
 
 def push(repo: str) -> list:
-    model, tokenizer = made("ELMoModel")
+    from modeling_elmo import ELMoConfig, ELMoModel, ELMoTokenizer
+
+    tokenizer = ELMoTokenizer(vocab=VOCABULARY)
+    model = ELMoModel(ELMoConfig.from_preset("tiny", vocab_size=len(tokenizer)))
     for part in (model, tokenizer):
         part.push_to_hub(repo)
     return outputs_of(model, tokenizer)
-
-
-def save_and_push(repo: str, kind: str, folder: str):
-    for part in made(kind):
-        part.save_pretrained(folder, push_to_hub=True, repo_id=repo)
 
 
 def load(repo: str, auto_class: str = "AutoModel") -> dict:
@@ -65,10 +46,6 @@ def load(repo: str, auto_class: str = "AutoModel") -> dict:
 
 def load_part(repo: str, auto_class: str, **options) -> str:
     return type(getattr(transformers, auto_class).from_pretrained(repo, **options)).__module__
-
-
-def ask(repo: str, **options) -> dict:
-    return pipeline("question-answering", model=repo, **options)(question="Where is he?", context=TEXTS[0])
 
 
 def pretrain(folder: str, **options):
