@@ -17,7 +17,7 @@ from modeling_elmo.tokenization.elmo_characters import Utf8Alphabet
 from ..program.files import read_json
 from .card import read_result, write_card
 from .figures import LogEntries, draw_curve
-from .tables import NO_SCORES, layer_names, one_line
+from .tables import layer_names, one_line, probe_scores, sense_scores
 
 SAME_PROTOCOL = ("predictions", "vocabulary_size", "protocol")  # perplexities that differ here cannot be compared
 
@@ -27,8 +27,9 @@ def write_bilm_card(folder: Path, name: str) -> Path:
 
     The example loads `name`, a folder or a repository on the Hub, whose last part is the title.
     """
-    config, run = ELMoConfig.from_pretrained(folder), read_result(folder, "pretraining")
-    evaluations = [entry for entry in run.get("log", ()) if "perplexity" in entry]
+    config = ELMoConfig.from_pretrained(folder)
+    run = read_result(folder, "pretraining")
+    evaluations = evaluations_of(run)
     metadata = {
         "pipeline_tag": "feature-extraction",
         "tags": ["elmo", "bilm", "language-model", "lstm"],
@@ -36,14 +37,6 @@ def write_bilm_card(folder: Path, name: str) -> Path:
         "eval_results": [perplexity_result(run, evaluations)] if evaluations else None,
         "base_model": run.get("base_model_on_hub"),
     }
-    scores: dict[str, dict[str, float]] = {}
-    pictures = []
-    for path in sorted((folder / "results").glob("*.json")):
-        result = read_json(path)
-        if isinstance(result, dict):
-            scores |= scores_by_layer(path.stem, result)
-            if "same_sense" in result and path.with_suffix(".png").exists():
-                pictures.append(path.stem)
     values = {
         "config": config,
         "name_to_load": name,
@@ -52,12 +45,30 @@ def write_bilm_card(folder: Path, name: str) -> Path:
         "pretraining": run,
         "conversion": read_result(folder, "conversion"),
         "layers": layer_names(config.num_hidden_layers + 1),
-        "scores_by_layer": scores,
-        "pictures": pictures,
         "settings": run.get("settings"),
-        **(pretraining_values(folder, config, run, evaluations) if run else {}),
+        **analysis_values(folder / "results"),
     }
+    if run:
+        values |= pretraining_values(folder, config, run, evaluations)
     return write_card(folder, name.rpartition("/")[2], "bilm_card.md", metadata, values)
+
+
+def evaluations_of(run: dict[str, Any]) -> LogEntries:
+    return [entry for entry in run.get("log", ()) if "perplexity" in entry]
+
+
+def analysis_values(results: Path) -> dict[str, Any]:
+    """The card's values about what the vectors encode: scores of layers, and the names of pictures."""
+    scores: dict[str, dict[str, float]] = {}
+    pictures = []
+    for path in sorted(results.glob("*.json")):
+        result = read_json(path)
+        if not isinstance(result, dict):
+            continue
+        scores |= scores_by_layer(path.stem, result)
+        if "same_sense" in result and path.with_suffix(".png").exists():
+            pictures.append(path.stem)
+    return {"scores_by_layer": scores, "pictures": pictures}
 
 
 def perplexity_result(run: dict[str, Any], evaluations: LogEntries) -> EvalResult:
@@ -94,7 +105,7 @@ def pretraining_values(
 def training_values(run: dict[str, Any]) -> dict[str, Any]:
     """The row of a training in the table of several: how much it read, and its perplexity."""
     last = max(run["log"], key=lambda entry: entry["step"], default={"step": 0, "epoch": 0.0})
-    evaluations = [entry for entry in run["log"] if "perplexity" in entry]
+    evaluations = evaluations_of(run)
     evaluation = published_evaluation(evaluations, run["published_step"]) if evaluations else {}
     return {"data": run["data"], **last, "perplexity": evaluation.get("perplexity")}
 
@@ -103,36 +114,29 @@ def perplexity_values(run: dict[str, Any], evaluations: LogEntries) -> dict[str,
     """The published perplexity and the one before the training."""
     if not evaluations:
         return {}
-    step = run["published_step"]
     start = evaluations[0]
-    published = published_evaluation(evaluations, step)
-    is_comparable = start["step"] == 0 < published["step"]
-    is_comparable = is_comparable and all(start[name] == published[name] for name in SAME_PROTOCOL)
+    published = published_evaluation(evaluations, run["published_step"])
+    values = {"perplexity": published, "perplexity_before": None, "lowest_of": None}
+    is_comparable = all(start[name] == published[name] for name in SAME_PROTOCOL)
+    if run["base_model"] and start["step"] == 0 < published["step"] and is_comparable:
+        values["perplexity_before"] = start["perplexity"]
     others = [entry["perplexity"] for entry in evaluations if entry["step"] not in (0, published["step"])]
-    is_lowest = published["step"] == step and others and published["perplexity"] < min(others)
-    return {
-        "perplexity": published,
-        "perplexity_before": start["perplexity"] if run["base_model"] and is_comparable else None,
-        "lowest_of": len(others) + 1 if is_lowest else None,  # a minimum is slightly too low, and the card says so
-    }
+    if others and published["step"] == run["published_step"] and published["perplexity"] < min(others):
+        values["lowest_of"] = len(others) + 1  # a minimum is slightly too low, and the card says so
+    return values
 
 
 def scores_by_layer(name: str, result: dict[str, Any]) -> dict[str, dict[str, float]]:
     """The scores in a result of `elmo senses`, `elmo probe` or `elmo pairs`, by title; other results have none."""
     titled: dict[str, dict[str, float]] = {}
     if "same_sense" in result:
-        means = result.get("disambiguation", {})
-        titled["nearest use has the same sense"] = result["same_sense"]
-        titled[f"sense with the nearest mean vector{', else the first' if 'first sense' in means else ''}"] = means
+        scores = sense_scores(result)
+        else_first = ", else the first" if "first sense" in scores.get("disambiguation", ()) else ""
+        titled["nearest use has the same sense"] = scores.get("same_sense", {})
+        titled[f"sense with the nearest mean vector{else_first}"] = scores.get("disambiguation", {})
     elif "metric" in result:
-        for split in ("validation", "test"):
-            if "scores" in result.get(split, ()):
-                scores = {place: values[result["metric"]] for place, values in result[split]["scores"].items()}
-                titled = {f"{result['metric']} of a linear layer on {split}": scores}
+        for split, scores in probe_scores(result).items():  # of the test data, if there are any
+            titled = {f"{result['metric']} of a linear layer on {split}": scores}
     elif "both" in (result.get("all") or ()):
         titled["accuracy"] = {"both directions": result["all"]["both"]}
-    return {
-        f"{name}: {title}": {place: score for place, score in scores.items() if place not in NO_SCORES}
-        for title, scores in titled.items()
-        if scores
-    }
+    return {f"{name}: {title}": scores for title, scores in titled.items() if scores}

@@ -31,11 +31,16 @@ def write_head_card(folder: Path, name: str, record: dict[str, Any] | None = Non
 
     The example loads `name`, a folder or a repository on the Hub, whose last part is the title.
     """
-    config, path = ELMoConfig.from_pretrained(folder), folder / "record.json"
-    record = record or (read_json(path) if path.exists() else {})
+    config = ELMoConfig.from_pretrained(folder)
+    path = folder / "record.json"
+    if record is None:
+        record = read_json(path) if path.exists() else {}
     head_class: type[ELMoTaskModel] = getattr(modeling_elmo, config.architectures[0])
     tag = PIPELINE_TAGS[config.architectures[0]]
-    hub_tag, splits = HUB_TAGS.get(tag, tag), record.get("metrics", {})
+    hub_tag = HUB_TAGS.get(tag, tag)
+    metrics: dict[str, float] = {}
+    for split in record.get("metrics", {}):
+        metrics |= numbers_on(record, split)
     metadata = {
         "pipeline_tag": hub_tag,
         "tags": ["elmo"] if tag == hub_tag else ["elmo", tag],
@@ -53,8 +58,8 @@ def write_head_card(folder: Path, name: str, record: dict[str, Any] | None = Non
         "is_pair": "text_pair" in record["columns"] if record else config.classifier == "esim",
         "record": record,
         "settings": {name: value for name, value in record.get("settings", {}).items() if value},
-        "metrics": list(dict.fromkeys(name for split in splits for name in numbers_on(record, split))),
-        "best_was_selected": "validation" in splits and record["settings"]["load_best_model_at_end"],
+        "metrics": list(metrics),
+        "best_was_selected": "validation" in record.get("metrics", ()) and record["settings"]["load_best_model_at_end"],
         "layer_names": layer_names,
     }
     return write_card(folder, name.rpartition("/")[2], "head_card.md", metadata, values)

@@ -27,7 +27,8 @@ NEEDED_KEYS = ("task", "arm", "seed", "metric", "metrics")
 def read_record(path: Path) -> RunRecord:
     """The record in a JSON file, checked for the keys that tables need."""
     record = read_json(path)
-    missing = [key for key in NEEDED_KEYS if key not in record] if isinstance(record, dict) else NEEDED_KEYS
+    present = record if isinstance(record, dict) else {}
+    missing = [key for key in NEEDED_KEYS if key not in present]
     if missing:
         raise ValueError(f"{path} is not the record of a run: it lacks {', '.join(missing)}. Pass a file of a run.")
     for split, scores in record["metrics"].items():
@@ -38,17 +39,25 @@ def read_record(path: Path) -> RunRecord:
 
 def by_arm(records: Iterable[RunRecord]) -> dict[str, list[RunRecord]]:
     """The records of each arm, in the order of their first records. A mean over wrong ones is refused."""
-    arms: dict[str, list[RunRecord]] = {}
+    arms: dict[str, list[RunRecord]] = defaultdict(list)
     for record in records:
-        arms.setdefault(record["arm"], []).append(record)
+        arms[record["arm"]].append(record)
     for arm, runs in arms.items():
-        seeds = [run["seed"] for run in runs]
-        if len(set(seeds)) < len(seeds):
-            raise ValueError(f"Arm {arm!r} has the seeds {seeds}; pass one record for each seed.")
-        first, *others = map(score_names, runs)
-        if different := sorted(first.union(*others) - first.intersection(*others)):
-            raise ValueError(f"Arm {arm!r}: not all of the seeds {seeds} have {', '.join(different)}; run them again.")
-    return arms
+        check_runs(arm, runs)
+    return dict(arms)
+
+
+def check_runs(arm: str, runs: list[RunRecord]):
+    """Refuses a seed that is there twice, and runs that do not have the same scores."""
+    seeds = [run["seed"] for run in runs]
+    if len(set(seeds)) < len(seeds):
+        raise ValueError(f"Arm {arm!r} has the seeds {seeds}; pass one record for each seed.")
+    first, *others = map(score_names, runs)
+    different = first.union(*others) - first.intersection(*others)
+    if different:
+        raise ValueError(
+            f"Arm {arm!r}: not all of the seeds {seeds} have {', '.join(sorted(different))}; run them again."
+        )
 
 
 def has_baseline(records: Iterable[RunRecord]) -> bool:
@@ -56,13 +65,22 @@ def has_baseline(records: Iterable[RunRecord]) -> bool:
 
 
 def splits_of(records: Iterable[RunRecord]) -> list[str]:
-    splits = {split for record in records for split in record["metrics"]}
-    return sorted(splits, key=lambda split: (SPLITS.index(split) if split in SPLITS else len(SPLITS), split))
+    present: set[str] = set()
+    for record in records:
+        present.update(record["metrics"])
+    known = [split for split in SPLITS if split in present]
+    return known + sorted(present.difference(SPLITS))
+
+
+def last_metrics(record: RunRecord) -> dict[str, Any]:
+    """What was measured on the last split of a run: its test data if it has any."""
+    return record["metrics"][splits_of([record])[-1]]
 
 
 def numbers_on(record: RunRecord, split: str) -> dict[str, float]:
     """The scores of a run on a split, without tables such as `per_type`."""
-    return {name: value for name, value in record["metrics"].get(split, {}).items() if isinstance(value, (int, float))}
+    metrics = record["metrics"].get(split, {})
+    return {name: value for name, value in metrics.items() if isinstance(value, (int, float))}
 
 
 def score_names(record: RunRecord) -> set[str]:
@@ -72,13 +90,29 @@ def score_names(record: RunRecord) -> set[str]:
 
 def scores_on(records: Iterable[RunRecord], split: str, metric: str) -> list[float]:
     """The scores of those runs that have them."""
-    scores = (numbers_on(record, split) for record in records)
-    return [numbers[metric] for numbers in scores if metric in numbers]
+    scores = []
+    for record in records:
+        numbers = numbers_on(record, split)
+        if metric in numbers:
+            scores.append(numbers[metric])
+    return scores
+
+
+def metrics_on(records: Iterable[RunRecord], split: str) -> list[str]:
+    """The metrics that any run has on a split."""
+    metrics: dict[str, float] = {}
+    for record in records:
+        metrics |= numbers_on(record, split)
+    return list(metrics)
 
 
 def best_record(records: Iterable[RunRecord]) -> RunRecord:
     """The run with the best score on its first split: validation, or test if there is no other."""
-    return max(records, key=lambda record: record["metrics"][splits_of([record])[0]][record["metric"]])
+
+    def first_score(record: RunRecord) -> float:
+        return record["metrics"][splits_of([record])[0]][record["metric"]]
+
+    return max(records, key=first_score)
 
 
 def mean_and_deviation(scores: Sequence[float] | np.ndarray) -> tuple[float, float]:

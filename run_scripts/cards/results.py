@@ -5,7 +5,7 @@ from pathlib import Path
 
 from ..program.files import write_json, write_lines
 from .figures import draw_ablation, draw_confusion, draw_data_curve, draw_layer_weights
-from .records import RunRecord, best_record, splits_of
+from .records import RunRecord, best_record, last_metrics
 from .tables import results_report, score_table, summary_table
 
 
@@ -13,25 +13,31 @@ def report(records: Sequence[RunRecord], folder: Path, ablation: str | None = No
     """Prints the tables of all runs, and writes them to `results/` with the records and figures."""
     name = write_results(folder, records, ablation)
     results = folder / "results"
-    print(*filter(None, (summary_table(records), score_table(records))), sep="\n\n")
+    print(summary_table(records))
+    scores = score_table(records)
+    if scores:
+        print(f"\n{scores}")
     if any(record["layer_weights"] for record in records):
         draw_layer_weights(records, results / f"{name}_layer_weights.png")
     if ablation == "data":
         draw_data_curve(records, results / f"{name}.png")
     elif len({record["arm"] for record in records}) > 1:
         draw_ablation(records, results / f"{name}.png")
-    best = best_record(records)
-    scores = best["metrics"][splits_of([best])[-1]]
-    if "confusion" in scores:
-        draw_confusion(scores["confusion"], list(scores["per_label"]), results / f"{name}_confusion.png")
+    metrics = last_metrics(best_record(records))
+    if "confusion" in metrics:
+        draw_confusion(metrics["confusion"], list(metrics["per_label"]), results / f"{name}_confusion.png")
     print(f"{results}: {name}.json, {name}.md and figures")
 
 
 def write_results(folder: Path, records: Sequence[RunRecord], ablation: str | None = None) -> str:
     """Writes `results/NAME.json`, the records, and `results/NAME.md`, their tables; returns NAME."""
-    kind = "ensemble" if "ensemble" in records[0].get("settings", ()) else None
-    name = "_".join(filter(None, (records[0]["task"], ablation, kind)))
+    name = records[0]["task"]
+    if ablation:
+        name += f"_{ablation}"
+    if "ensemble" in records[0].get("settings", ()):
+        name += "_ensemble"
+    results = folder / "results"
     tables = results_report(name, records)
-    write_json(folder / "results" / f"{name}.json", {"records": list(records)})
-    write_lines(folder / "results" / f"{name}.md", [tables])
+    write_json(results / f"{name}.json", {"records": list(records)})
+    write_lines(results / f"{name}.md", [tables])
     return name

@@ -13,9 +13,10 @@ from .records import (
     RunRecord,
     by_arm,
     has_baseline,
+    last_metrics,
     mean_and_deviation,
     mean_layer_weights,
-    numbers_on,
+    metrics_on,
     scores_on,
     splits_of,
 )
@@ -24,6 +25,7 @@ ERRORS = ("mse", "loss")  # lower is better; shown as they are, not in percent
 MOST_ITEMS = 10  # of a list; a corpus may have hundreds of files
 SPECIAL = re.compile(r"[\\`*\[\]<>|~$&]|_(?![^\W_])|(?<![^\W_])_")  # an underscore inside a word is plain text
 NO_SCORES = ("lemmas", "instances", "unseen_lemmas")  # in the scores of `elmo senses`
+OPTIONAL_COLUMNS = {"train_samples": ",", "epochs": ".1f", "seconds": ".0f"}  # of runs, with their formats
 
 
 def error_reduction(baseline: float, value: float) -> str:
@@ -40,32 +42,48 @@ def summary_table(records: Sequence[RunRecord]) -> str:
     """
     arms = by_arm(records)
     splits = splits_of(records)
+    last = splits[-1]
     metric = records[0]["metric"]
-    header = ["network", "runs", *splits]
-    if has_baseline(records):
-        header.append(f"gain on {splits[-1]} (points / share of errors)")
-    lines = [header]
+    shows_gain = has_baseline(records)
+    rows = [["network", "runs", *splits]]
+    if shows_gain:
+        rows[0].append(f"gain on {last} (points / share of errors)")
     for arm, runs in arms.items():
-        line = [arm, str(len(runs)), *(score_cell(scores_on(runs, split, metric), metric) for split in splits)]
-        if has_baseline(records):
-            baseline = BASELINE_NAME if BASELINE_NAME in arms else BASELINE_NAME + "".join(arm.partition("@")[1:])
-            before = scores_on(arms.get(baseline, []), splits[-1], metric)
-            after = scores_on(runs, splits[-1], metric)
-            line.append("" if arm == baseline else gain_cell(before, after, metric))
-        lines.append(line)
-    return markdown_table(lines)
+        row = [arm, str(len(runs))]
+        for split in splits:
+            row.append(score_cell(scores_on(runs, split, metric), metric))
+        if shows_gain:
+            baseline = baseline_of(arm, arms)
+            before = [] if arm == baseline else scores_on(arms.get(baseline, []), last, metric)
+            row.append(gain_cell(before, scores_on(runs, last, metric), metric))
+        rows.append(row)
+    return markdown_table(rows)
+
+
+def baseline_of(arm: str, arms: Mapping[str, Any]) -> str:
+    if BASELINE_NAME in arms:
+        return BASELINE_NAME
+    _, at, share = arm.partition("@")
+    return BASELINE_NAME + at + share
 
 
 def score_table(records: Sequence[RunRecord]) -> str:
     """All metrics of each arm on the last split; empty if there is only one metric."""
     split = splits_of(records)[-1]
-    metrics = list(dict.fromkeys(name for record in records for name in numbers_on(record, split)))
+    metrics = metrics_on(records, split)
     if len(metrics) < 2:
         return ""
-    lines = [[f"network, on {split}", *(metric.replace("_", " ") for metric in metrics)]]
+    rows = [[f"network, on {split}", *map(spaced, metrics)]]
     for arm, runs in by_arm(records).items():
-        lines.append([arm, *(score_cell(scores_on(runs, split, metric), metric) for metric in metrics)])
-    return markdown_table(lines)
+        row = [arm]
+        for metric in metrics:
+            row.append(score_cell(scores_on(runs, split, metric), metric))
+        rows.append(row)
+    return markdown_table(rows)
+
+
+def spaced(name: str) -> str:
+    return name.replace("_", " ")
 
 
 def score_cell(scores: Sequence[float], metric: str) -> str:
@@ -87,9 +105,11 @@ def gain_cell(baseline: Sequence[float], scores: Sequence[float], metric: str) -
     before = float(np.mean(baseline))
     after = float(np.mean(scores))
     if metric not in ERRORS:
-        gain, share = f"{100 * (after - before):+.2f}", error_reduction(before, after)
+        gain = f"{100 * (after - before):+.2f}"
+        share = error_reduction(before, after)
     else:
-        gain, share = f"{before - after:+.4f}", f"{(before - after) / before:.1%}" if before > 0 else ""
+        gain = f"{before - after:+.4f}"
+        share = f"{(before - after) / before:.1%}" if before > 0 else ""
     return f"{gain} / {share}" if share else gain
 
 
@@ -103,11 +123,14 @@ def results_report(name: str, records: Sequence[RunRecord]) -> str:
     ]
     if has_baseline(records):
         parts.append(f"Gain over `{BASELINE_NAME}`: the difference, and the share of its errors that is gone.")
-    if scores := score_table(records):
+    scores = score_table(records)
+    if scores:
         parts += ["## All scores", scores]
-    if weights := mean_layer_weights(records):
+    weights = mean_layer_weights(records)
+    if weights:
         parts += ["## Layer weights", "Softmax-normalized, mean over the runs.", layer_table(weights)]
-    if types := type_table(records):
+    types = type_table(records)
+    if types:
         parts += ["## By type", f"F1 on {splits_of([records[0]])[-1]}, in percent, mean over the runs.", types]
     return "\n\n".join([*parts, "## Runs", run_table(records, metric)])
 
@@ -117,32 +140,38 @@ def type_table(records: Sequence[RunRecord]) -> str:
     counts: dict[str, int] = {}
     f1_scores: dict[tuple[str, str], list[float]] = defaultdict(list)
     for record in records:
-        metrics = record["metrics"][splits_of([record])[-1]]
-        for kind, scores in (metrics.get("per_type") or metrics.get("per_label") or {}).items():
-            counts[kind] = scores["number"]
-            f1_scores[kind, record["arm"]].append(scores["f1"])
+        metrics = last_metrics(record)
+        types = metrics.get("per_type") or metrics.get("per_label") or {}
+        for name, scores in types.items():
+            counts[name] = scores["number"]
+            f1_scores[name, record["arm"]].append(scores["f1"])
     if not counts:
         return ""
     arms = list(by_arm(records))
-    lines = [["type", "number", *arms]]
-    for kind, count in counts.items():
-        groups = [f1_scores[kind, arm] for arm in arms]
-        means = [format_score(np.mean(group), "f1") if group else "" for group in groups]
-        lines.append([kind, f"{count:,}", *means])
-    return markdown_table(lines)
+    rows = [["type", "number", *arms]]
+    for name, count in counts.items():
+        row = [name, f"{count:,}"]
+        for arm in arms:
+            scores = f1_scores[name, arm]
+            row.append(format_score(np.mean(scores), "f1") if scores else "")
+        rows.append(row)
+    return markdown_table(rows)
 
 
 def run_table(records: Sequence[RunRecord], metric: str) -> str:
     """A row per run: its score on each split, and its size and time if they were recorded."""
     splits = splits_of(records)
-    optional = {"train_samples": "{:,}", "epochs": "{:.1f}", "seconds": "{:.0f}"}
-    lines = [["network", "seed", *splits, *(name.replace("_", " ") for name in optional)]]
+    rows = [["network", "seed", *splits, *map(spaced, OPTIONAL_COLUMNS)]]
     for record in records:
-        scores = [record["metrics"].get(split, {}).get(metric) for split in splits]
-        cells = ["" if score is None else format_score(score, metric) for score in scores]
-        cells += ["" if record.get(name) is None else form.format(record[name]) for name, form in optional.items()]
-        lines.append([record["arm"], str(record["seed"]), *cells])
-    return markdown_table(lines)
+        row = [record["arm"], str(record["seed"])]
+        for split in splits:
+            score = record["metrics"].get(split, {}).get(metric)
+            row.append("" if score is None else format_score(score, metric))
+        for name, form in OPTIONAL_COLUMNS.items():
+            value = record.get(name)
+            row.append("" if value is None else format(value, form))
+        rows.append(row)
+    return markdown_table(rows)
 
 
 def layer_names(count: int) -> list[str]:
@@ -151,45 +180,57 @@ def layer_names(count: int) -> list[str]:
 
 def layer_table(weights: dict[str, np.ndarray]) -> str:
     layers = np.transpose(list(weights.values()))
-    lines = [["layer", *weights]]
+    rows = [["layer", *weights]]
     for name, layer in zip(layer_names(len(layers)), layers, strict=True):
-        lines.append([name, *(f"{weight:.3f}" for weight in layer)])
-    return markdown_table(lines)
+        rows.append([name, *(f"{weight:.3f}" for weight in layer)])
+    return markdown_table(rows)
 
 
-def sense_table(senses: dict[str, Any], paper: dict[str, Any] | None = None) -> str:
+def sense_scores(result: dict[str, Any]) -> dict[str, dict[str, float]]:
+    """The scores in a result of `elmo senses`: by measure, then by layer and baseline."""
+    measures = {}
+    for measure in ("same_sense", "disambiguation"):
+        scores = result.get(measure, {})
+        if scores:
+            measures[measure] = {place: score for place, score in scores.items() if place not in NO_SCORES}
+    return measures
+
+
+def probe_scores(result: dict[str, Any]) -> dict[str, dict[str, float]]:
+    """The scores in a result of `elmo probe`: by split, then by layer and baseline."""
+    splits = {}
+    for split in SPLITS[1:]:
+        layers = result.get(split, {}).get("scores", {})
+        if layers:
+            splits[split] = {place: scores[result["metric"]] for place, scores in layers.items()}
+    return splits
+
+
+def sense_table(result: dict[str, Any], paper: dict[str, Any] | None = None) -> str:
     """The result of `elmo senses`: a row per layer and baseline, a column per measure and of the paper."""
-    measures = {"same sense@1": senses["same_sense"], "disambiguation": senses.get("disambiguation")}
-    columns = {
-        measure: {name: score for name, score in scores.items() if name not in NO_SCORES}
-        for measure, scores in measures.items()
-        if scores
-    }
-    return percent_table("", columns, paper)
+    scores = sense_scores(result)
+    return percent_table("", {"same sense@1": scores.pop("same_sense"), **scores}, paper)
 
 
 def probe_table(result: dict[str, Any], paper: dict[str, Any] | None = None) -> str:
     """The result of `elmo probe`: a row per layer and baseline, a column per split and of the paper."""
-    metric = result["metric"]
-    columns = {}
-    for split in SPLITS[1:]:
-        if split in result:
-            columns[split] = {name: scores[metric] for name, scores in result[split]["scores"].items()}
-    return percent_table(metric, columns, paper)
+    return percent_table(result["metric"], probe_scores(result), paper)
 
 
 def percent_table(corner: str, columns: Mapping[str, dict[str, float]], paper: dict[str, Any] | None) -> str:
     """Columns of scores by the name of their row, in percent; the paper's scores are shown as they are."""
+    rows: dict[str, list[str]] = {}
+    for scores in columns.values():
+        rows |= {name: [name] for name in scores}
+    for scores in columns.values():
+        for name, row in rows.items():
+            row.append(f"{100 * scores[name]:.1f}" if name in scores else "")
     header = [corner, *columns]
     if paper is not None:
         header.append(f"the paper: {paper['task']}")
-    lines = [header]
-    for name in dict.fromkeys(name for scores in columns.values() for name in scores):
-        line = [name, *(f"{100 * scores[name]:.1f}" if name in scores else "" for scores in columns.values())]
-        if paper is not None:
-            line.append(str(paper.get(name, "")))
-        lines.append(line)
-    return markdown_table(lines)
+        for name, row in rows.items():
+            row.append(str(paper.get(name, "")))
+    return markdown_table([header, *rows.values()])
 
 
 def one_line(value: Any, most: int = MOST_ITEMS) -> str:
@@ -222,7 +263,12 @@ def code_span(value: Any) -> str:
 def markdown_table(rows: Sequence[Sequence[str]]) -> str:
     """A table with aligned columns. The first row is the header; the first column is left-aligned, the others right."""
     header, *body = [[escape_markdown(cell) for cell in row] for row in rows]
-    first, *others = [max(3, *map(len, column)) for column in zip(header, *body, strict=True)]
-    rule = ["-" * first, *("-" * (width - 1) + ":" for width in others)]
-    form = " | ".join([f"{{:<{first}}}", *(f"{{:>{width}}}" for width in others)])
-    return "\n".join(f"| {form.format(*cells)} |" for cells in [header, rule, *body])
+    widths = [max(3, *map(len, column)) for column in zip(header, *body, strict=True)]
+    rule = [(width - 1) * "-" + ":" for width in widths]
+    rule[0] = widths[0] * "-"
+    lines = []
+    for first, *others in [header, rule, *body]:
+        cells = [first.ljust(widths[0])]
+        cells += map(str.rjust, others, widths[1:])
+        lines.append(f"| {' | '.join(cells)} |")
+    return "\n".join(lines)
