@@ -77,7 +77,16 @@ def described(axis) -> list[str]:
     ticks = [label.get_text() for label in (*axis.get_xticklabels(), *axis.get_yticklabels())]
     names = [name for name in ticks if re.search(r"[^\W\d]|%|\n", name)]
     lines = [
-        str([axis.get_xlabel(), axis.get_ylabel(), axis.get_xscale(), axis.get_yscale(), axis.yaxis_inverted(), *names])
+        str(
+            [
+                axis.get_xlabel(),
+                axis.get_ylabel(),
+                axis.get_xscale(),
+                axis.get_yscale(),
+                bool(axis.yaxis_inverted()),
+                *names,
+            ]
+        )
     ]
     lines += [f"text {text.get_text()}" for text in axis.texts]
     lines += [f"line {each.get_label()} {each.get_linestyle()} {rounded(each.get_xydata())}" for each in axis.lines]
