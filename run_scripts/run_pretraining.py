@@ -13,17 +13,14 @@ card, and the record of the run, `results/pretraining.json`, from which the card
 import os
 from dataclasses import dataclass, fields
 from datetime import timedelta
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 from accelerate import Accelerator
 from accelerate.utils import InitProcessGroupKwargs, is_tensorboard_available, set_seed
-from transformers.utils import cached_file, logging
+from transformers.utils import logging
 
-from modeling_elmo import ELMoForPreTraining
-from modeling_elmo.conversion.tensorflow import OPTIMIZER_STATE
 from modeling_elmo.run_scripts.cards.bilm_card import perplexity_values, write_bilm_card
 from modeling_elmo.run_scripts.cards.card import (
     CardArguments,
@@ -34,22 +31,12 @@ from modeling_elmo.run_scripts.cards.card import (
     write_result,
 )
 from modeling_elmo.run_scripts.cards.publishing import FLAG, push
-from modeling_elmo.run_scripts.pretraining.batches import SentenceEncoder
-from modeling_elmo.run_scripts.pretraining.checkpoints import Checkpoints, Progress, on_main_process
+from modeling_elmo.run_scripts.pretraining.checkpoints import Checkpoints, on_main_process
 from modeling_elmo.run_scripts.pretraining.corpus import Corpus, CorpusArguments, Survey
 from modeling_elmo.run_scripts.pretraining.evaluation import check_context
 from modeling_elmo.run_scripts.pretraining.loop import Pretraining, PretrainingArguments
-from modeling_elmo.run_scripts.pretraining.optimization import load_accumulators
-from modeling_elmo.run_scripts.pretraining.starting_model import (
-    ModelArguments,
-    begin_with_frequencies,
-    check_same_model,
-    load_checkpoint,
-    make_starting_model,
-    settings_of,
-)
+from modeling_elmo.run_scripts.pretraining.starting_model import ModelArguments, RunStart, settings_of
 from modeling_elmo.run_scripts.program.command_line import ProgramParser, option, run
-from modeling_elmo.run_scripts.program.files import read_json
 from modeling_elmo.run_scripts.program.processes import check_processes, computes_bfloat16, has_accelerator, sole_run
 from modeling_elmo.tokenization.elmo_characters import UNK_ID
 
@@ -73,6 +60,8 @@ class HubArguments(CardArguments):
 def main(arguments: list[str] | None = None) -> Pretraining:
     parser = ProgramParser(ModelArguments, CorpusArguments, PretrainingArguments, HubArguments, description=__doc__)
     model_args, corpus_args, training_args, hub_args = parser.parse(arguments)
+    if training_args.resume_from_checkpoint is None:
+        model_args.check()
     held_out = check_texts(corpus_args, training_args)
     logging.disable_progress_bar()  # for single files
     accelerator = make_accelerator(training_args)
@@ -97,47 +86,22 @@ def pretrain(
     if hub_args.push_to_hub:
         check_repository(hub_args.hub_model_id or output_dir.resolve().name, "--hub_model_id")
     checkpoint = checkpoint_to_resume(output_dir, training_args.resume_from_checkpoint, accelerator)
-    if checkpoint is None:
-        model_args.check()
     corpus = Corpus.from_arguments(corpus_args)
     set_seed(training_args.seed)
-    if checkpoint is None:
-        model, tokenizer = make_starting_model(model_args, corpus_args, corpus, output_dir, accelerator)
-    else:
-        model, tokenizer = load_checkpoint(str(checkpoint))
-    encoder = SentenceEncoder(tokenizer, corpus_args.is_split_into_words)
-    how = held_out, encoder.split, tokenizer.alphabet, encoder.ids, tokenizer.pre_tokenization
-    survey = on_main_process(accelerator, partial(corpus.survey, *how))
-    if checkpoint is None and model_args.model_name_or_path is None and survey is not None:
-        begin_with_frequencies(model, survey.log_frequencies(len(tokenizer)))
-    training = Pretraining(accelerator, training_args, model, tokenizer, corpus, corpus_args, survey, held_out)
-    training.progress.base_model = model_args.model_name_or_path
-    if checkpoint is not None:
-        learning_rate = training.restore(checkpoint)
-        check_same_model(model.config, tokenizer, training.progress.settings or {}, model_args, checkpoint)
-        training.tell_where_it_continues(checkpoint, learning_rate)
-    else:
-        training.progress.earlier_trainings = trainings_of(model_args.model_name_or_path)
-        continue_adagrad(training, model_args)
+    start = RunStart(accelerator, model_args, corpus_args, training_args, corpus, held_out)
+    training = start.begin() if checkpoint is None else start.resume(checkpoint)
     if message := training.progress.evaluate_on(held_out.order if held_out else None):
         accelerator.print(message)
     settings = without_folders(settings_of(model_args, corpus_args, training_args))
     if accelerator.num_processes > 1:  # each has batches of its own
         settings["num_processes"] = accelerator.num_processes
-    settings["pre_tokenization"] = tokenizer.pre_tokenization
-    training.progress.begin(settings, names_of_model={item.name for item in fields(ModelArguments)})
-    is_new = training.progress.base_model is None and not training.progress.step
-    if is_new and training.num_steps < FEW_STEPS:
-        more = "fewer --per_device_train_batch_tokens, or more --num_train_epochs, for"
-        more = more if training_args.max_steps < 0 else "a larger --max_steps:"
-        logger.warning(
-            f"A new model hardly learns in {training.num_steps} steps. Pass {more} {FEW_STEPS} steps or more."
-        )
-    trackers = {name: str(value) for name, value in (training.progress.settings or {}).items()}
-    accelerator.init_trackers("runs", config=trackers)
+    settings["pre_tokenization"] = training.tokenizer.pre_tokenization
+    settings = training.progress.begin(settings, names_of_model={item.name for item in fields(ModelArguments)})
+    warn_of_few_steps(training)
+    accelerator.init_trackers("runs", config={name: str(value) for name, value in settings.items()})
     training.train()
     if accelerator.is_main_process:
-        publish(training, survey, corpus_args, hub_args)
+        publish(training, hub_args)
     return training
 
 
@@ -201,46 +165,49 @@ def checkpoint_to_resume(output_dir: Path, name: str | None, accelerator: Accele
     return checkpoints.to_resume(name)
 
 
-def trainings_of(name: str | None) -> list[dict[str, Any]]:
-    """The records of the trainings of a biLM that is trained further, oldest first, as far as its folder has them."""
-    path = name and cached_file(name, "results/pretraining.json", _raise_exceptions_for_missing_entries=False)
-    record = read_json(Path(path)) if path else {}
-    return [*record.pop("earlier_trainings", ()), *filter(None, [record])]
-
-
-def continue_adagrad(training: Pretraining, model_args: ModelArguments):
-    """Loads the accumulators of a converted TensorFlow checkpoint, if `--model_name_or_path` has them."""
-    name = model_args.model_name_or_path
-    path = name and cached_file(name, OPTIMIZER_STATE, _raise_exceptions_for_missing_entries=False)
-    if not path:
+def warn_of_few_steps(training: Pretraining):
+    is_new = training.progress.base_model is None and not training.progress.step
+    if not is_new or training.num_steps >= FEW_STEPS:
         return
-    if training.arguments.optim != "adagrad":
-        training.accelerator.print(f"{path} is for --optim adagrad; {training.arguments.optim} begins without it.")
-        return
-    changed = () if model_args.vocabulary == "keep" else ("softmax.", "elmo.word_embeddings.")
-    without = load_accumulators(training.plain_model, training.optimizers, Path(path), changed)
-    new = f", except for {', '.join(without)}" if without else ""
-    training.accelerator.print(f"Adagrad continues with the accumulators of {path}{new}.")
+    more = "a larger --max_steps:"
+    if training.arguments.max_steps < 0:
+        more = "fewer --per_device_train_batch_tokens, or more --num_train_epochs, for"
+    logger.warning(f"A new model hardly learns in {training.num_steps} steps. Pass {more} {FEW_STEPS} steps or more.")
 
 
-def record_of_run(
-    progress: Progress,
-    model: ELMoForPreTraining,
-    corpus: CorpusArguments,
-    survey: Survey | None,
-    published_step: int,
-) -> dict[str, Any]:
+def publish(training: Pretraining, hub_args: HubArguments):
+    """Copies the model of the best checkpoint to the output folder, the last one without held-out text."""
+    progress, output_dir = training.progress, Path(training.arguments.output_dir)
+    # The best checkpoint of a run that was resumed in another folder is in the first one.
+    checkpoint = training.checkpoints.find(progress.best_step or progress.step) or training.checkpoints.last()
+    if checkpoint is None:
+        raise FileNotFoundError(f"{output_dir} has no checkpoint; the last one was removed during the run.")
+    training.checkpoints.publish(checkpoint)
+    step = int(checkpoint.name.split("-")[1])
+    record = record_of_run(training, step)
+    write_result(output_dir, "pretraining", without_folders(record))
+    write_card_facts(output_dir, hub_args)
+    repo_id = hub_args.hub_model_id or output_dir.resolve().name
+    write_bilm_card(output_dir, repo_id.split("/")[-1])
+    print(f"{output_dir}: the model of step {step}, with its card; load it with AutoModel.from_pretrained")
+    judge(perplexity_values(record, [entry for entry in progress.log if "perplexity" in entry]), training.survey)
+    if hub_args.push_to_hub:
+        push(output_dir, repo_id, "Pretrained biLM", hub_args.hub_private_repo, hub_args.hub_token)
+
+
+def record_of_run(training: Pretraining, published_step: int) -> dict[str, Any]:
     """The content of `results/pretraining.json`."""
+    corpus, progress, survey = training.corpus_args, training.progress, training.survey
     data: dict[str, Any] = {
         "train": corpus.train_file or [str(corpus.dataset)],
         "validation": corpus.validation_file or [*filter(None, [corpus.validation_split])],
     }
     if survey is not None:
         data |= {"sentences": survey.lines, "words": survey.words, "longest_sentence": survey.longest}
-        room = model.config.max_word_length - 2  # without the characters for begin and end of word
+        room = training.plain_model.config.max_word_length - 2  # without the characters for begin and end of word
         data["cut_words"] = sum(number for length, number in survey.lengths.items() if length > room)
     return {
-        "num_parameters": model.num_parameters(),
+        "num_parameters": training.plain_model.num_parameters(),
         "data": data,
         "settings": progress.settings,
         "earlier_settings": progress.earlier_settings,
@@ -252,46 +219,32 @@ def record_of_run(
     }
 
 
-def publish(training: Pretraining, survey: Survey | None, corpus_args: CorpusArguments, hub_args: HubArguments):
-    """Copies the model of the best checkpoint to the output folder, the last one without held-out text."""
-    progress, output_dir = training.progress, Path(training.arguments.output_dir)
-    # The best checkpoint of a run that was resumed in another folder is in the first one.
-    checkpoint = training.checkpoints.find(progress.best_step or progress.step) or training.checkpoints.last()
-    if checkpoint is None:
-        raise FileNotFoundError(f"{output_dir} has no checkpoint; the last one was removed during the run.")
-    training.checkpoints.publish(checkpoint)
-    step = int(checkpoint.name.split("-")[1])
-    record = record_of_run(progress, training.plain_model, corpus_args, survey, step)
-    write_result(output_dir, "pretraining", without_folders(record))
-    write_card_facts(output_dir, hub_args)
-    repo_id = hub_args.hub_model_id or output_dir.resolve().name
-    name = repo_id.split("/")[-1]
-    write_bilm_card(output_dir, name)
-    print(f"{output_dir}: the model of step {step}, with its card; load it with AutoModel.from_pretrained")
-    values = perplexity_values(record, [entry for entry in progress.log if "perplexity" in entry])
-    found = values.get("perplexity", {})
-    if not found:
+def judge(values: dict[str, Any], survey: Survey | None):
+    """Warns of a model that is worse than before, or than counting words; `values` are those of its card."""
+    if "perplexity" not in values:
         print(
             "Its perplexity was not measured. Pass --validation_file, or a part of the text with --split 'train[:90%]' "
             "--validation_split 'train[90%:]'."
         )
-    if (unigram := found.get("unigram")) and unigram < found["perplexity"]:
-        print(
-            f"Warning: the held-out perplexity {found['perplexity']:,.2f} is above the {unigram:,.2f} of a unigram, "
-            "which only knows how often each word occurs. Train for more steps: see docs/pretraining.md."
+        return
+    figures = values["perplexity"]
+    perplexity, unigram = figures["perplexity"], figures.get("unigram")
+    before = values.get("perplexity_before")
+    if unigram and unigram < perplexity:
+        logger.warning(
+            f"The held-out perplexity {perplexity:,.2f} is above the {unigram:,.2f} of a unigram, which only knows "
+            "how often each word occurs. Train for more steps: see docs/pretraining.md."
         )
-    if survey is not None and not survey.counts.get(UNK_ID) and found.get("unknown_rate"):
-        print(
-            f"Warning: {found['unknown_rate']:.1%} of the held-out words are <UNK>, of which the model has learned "
-            "nothing: the vocabulary has every word of the training text. Pass a smaller --vocabulary_size."
+    if survey is not None and not survey.counts.get(UNK_ID) and figures.get("unknown_rate"):
+        logger.warning(
+            f"{figures['unknown_rate']:.1%} of the held-out words are <UNK>, of which the model has learned nothing: "
+            "the vocabulary has every word of the training text. Pass a smaller --vocabulary_size."
         )
-    if (before := values.get("perplexity_before")) and before < (after := values["perplexity"]["perplexity"]):
-        print(
-            f"Warning: the held-out perplexity {after:,.2f} is above the {before:,.2f} before the training; a lower "
+    if before and before < perplexity:
+        logger.warning(
+            f"The held-out perplexity {perplexity:,.2f} is above the {before:,.2f} before the training; a lower "
             "--learning_rate may help."
         )
-    if hub_args.push_to_hub:
-        push(output_dir, repo_id, "Pretrained biLM", hub_args.hub_private_repo, hub_args.hub_token)
 
 
 if __name__ == "__main__":

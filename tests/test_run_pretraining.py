@@ -179,7 +179,7 @@ def test_the_card_tells_what_a_resumed_run_changed(base, tmp_path):
 # Little text
 
 
-def test_a_perplexity_stands_beside_that_of_a_unigram(base, tmp_path, capsys):
+def test_a_perplexity_stands_beside_that_of_a_unigram(base, tmp_path, warnings_of_transformers):
     """Counted here by hand. The untrained model begins near it, and is told to be worse after a bad training."""
     vocabulary = {word for word in (base / "run" / "vocab.txt").read_text(encoding="utf-8").split("\n")}
     known = lambda word: word if word in vocabulary else "<UNK>"  # noqa: E731
@@ -197,11 +197,11 @@ def test_a_perplexity_stands_beside_that_of_a_unigram(base, tmp_path, capsys):
     assert f"A unigram, which only knows how often each word occurs in the training text, has {expected:.2f}." in card
     pretrain(tmp_path, max_steps=3, learning_rate=3.0)
     worse = f"is above the {expected:.2f} of a unigram, which only knows how often each word occurs"
-    assert worse in capsys.readouterr().out
+    assert worse in warnings_of_transformers.text
     assert "**The model is worse.**" in (tmp_path / "run" / "README.md").read_text(encoding="utf-8")
 
 
-def test_mistakes_with_little_text_are_told(tmp_path, warnings_of_transformers, capsys):
+def test_mistakes_with_little_text_are_told(tmp_path, warnings_of_transformers):
     options = options_of(tmp_path, max_steps=2, vocabulary_size=100_000)
     paragraphs = (tmp_path / "train.txt").read_text(encoding="utf-8").replace("\n", " ")
     (tmp_path / "train.txt").write_text(paragraphs, encoding="utf-8")
@@ -209,7 +209,7 @@ def test_mistakes_with_little_text_are_told(tmp_path, warnings_of_transformers, 
     told = warnings_of_transformers.text
     assert "A new model hardly learns in 2 steps. Pass a larger --max_steps: 300 steps or more" in told
     assert re.search(r"lines of .*train.txt have \d{3,} words on average, like paragraphs", told)
-    assert re.search(r"[\d.]+% of the held-out words are <UNK>, .* learned nothing", capsys.readouterr().out)
+    assert re.search(r"[\d.]+% of the held-out words are <UNK>, .* learned nothing", told)
 
 
 def test_a_resumed_further_training_is_no_new_model(base, tmp_path, warnings_of_transformers):
@@ -246,10 +246,11 @@ def test_training_a_checkpoint_further(kind, base, tmp_path):
     assert after.vocabulary_size == last["vocabulary_size"] == run.plain_model.config.vocab_size
 
 
-def test_a_model_that_became_worse_is_told(base, tmp_path, capsys):
+def test_a_model_that_became_worse_is_told(base, tmp_path, warnings_of_transformers):
     options = options_of(tmp_path, model_name_or_path=base / "run", max_steps=4, learning_rate=3.0)
     train(options | {"preset": None, "config_overrides": None, "num_sampled": None, "vocabulary_size": None})
-    assert re.search(r"held-out perplexity [\d.,]+ is above the [\d.,]+ before the training", capsys.readouterr().out)
+    told = warnings_of_transformers.text
+    assert re.search(r"held-out perplexity [\d.,]+ is above the [\d.,]+ before the training", told)
 
 
 def test_a_checkpoint_without_its_softmax_gets_one(tmp_path):

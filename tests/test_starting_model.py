@@ -12,9 +12,9 @@ from modeling_elmo.run_scripts.pretraining.corpus import Corpus, CorpusArguments
 from modeling_elmo.run_scripts.pretraining.loop import PretrainingArguments
 from modeling_elmo.run_scripts.pretraining.starting_model import (
     ModelArguments,
+    RunStart,
     begin_with_frequencies,
     load_checkpoint,
-    make_starting_model,
 )
 from modeling_elmo.run_scripts.program.command_line import ProgramParser
 from modeling_elmo.tokenization.elmo_characters import read_vocabulary
@@ -46,8 +46,8 @@ def start(folder: Path, base: Path | None = None, **options) -> tuple[ELMoForPre
         options["vocabulary_size"] = None
     parser = ProgramParser(ModelArguments, CorpusArguments, PretrainingArguments)
     model, corpus, training = parser.parse(arguments_of(options))
-    text = Corpus.from_arguments(corpus)
-    return make_starting_model(model, corpus, text, Path(training.output_dir), Accelerator(cpu=True))
+    run = RunStart(Accelerator(cpu=True), model, corpus, training, Corpus.from_arguments(corpus), held_out=None)
+    return run.starting_model()
 
 
 def test_sizes_and_overrides_of_a_new_model(tmp_path):

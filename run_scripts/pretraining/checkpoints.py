@@ -61,14 +61,16 @@ class Progress:
         self.best_perplexity, self.best_step, self.evaluations_since_best = perplexity, self.step, 0
         return True
 
-    def begin(self, settings: dict[str, Any], names_of_model: set[str]):
+    def begin(self, settings: dict[str, Any], names_of_model: set[str]) -> dict[str, Any]:
         """Takes note of the settings of a run that starts or resumes here, which cannot change those of the model."""
         if self.settings is not None:
-            kept = {name: value for name, value in self.settings.items() if name in names_of_model}
-            settings = kept | {name: value for name, value in settings.items() if name not in names_of_model}
+            of_model = {name: value for name, value in self.settings.items() if name in names_of_model}
+            others = {name: value for name, value in settings.items() if name not in names_of_model}
+            settings = of_model | others
         if self.settings not in (None, settings):
             self.earlier_settings.append({"until_step": self.step, "settings": self.settings})
         self.settings = settings
+        return settings
 
     def evaluate_on(self, held_out: str | None) -> str | None:
         """Takes note of the held-out text. Forgets the perplexities of another text, and returns a message then.

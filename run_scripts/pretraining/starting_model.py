@@ -1,23 +1,28 @@
-"""The model that a run starts from: a new one, or a checkpoint whose vocabulary is kept, extended or replaced."""
+"""How a run starts: with a new model, with a checkpoint to train further, or where an interrupted run stopped.
+
+The vocabulary of a checkpoint is kept, extended or replaced.
+"""
 
 from collections.abc import Callable
 from dataclasses import dataclass, fields
-from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
 import torch
 from accelerate import Accelerator
+from transformers.utils import cached_file
 
 from modeling_elmo import ELMoConfig, ELMoForPreTraining, ELMoTokenizer
 from modeling_elmo.configuration_elmo import PRESETS
+from modeling_elmo.conversion.tensorflow import OPTIMIZER_STATE
 from modeling_elmo.tokenization.elmo_characters import read_vocabulary
 from modeling_elmo.tokenization.elmo_pretokenization import TextSplitter
 
 from ..program.command_line import option, refuse_unread
-from ..program.files import parse_json_object
+from ..program.files import parse_json_object, read_json
 from ..program.models import check_model, load_pretrained
+from .batches import SentenceEncoder
 from .checkpoints import on_main_process
 from .corpus import (
     Corpus,
@@ -27,6 +32,8 @@ from .corpus import (
     word_frequencies,
     write_vocabulary,
 )
+from .loop import Pretraining, PretrainingArguments
+from .optimization import load_accumulators
 
 VOCABULARY_OPTIONS = ("vocabulary_size", "vocabulary_file", "tokenizer_name")
 NEW_OPTIONS = ("preset", "config_overrides", "tokenizer_name", "pre_tokenization")  # only of new models
@@ -61,12 +68,15 @@ class ModelArguments:
     )
 
     def __post_init__(self):
-        decided = ["vocab_size", "char_vocab_size", *(["max_word_length"] if self.tokenizer_name else [])]
-        if names := [name for name in decided if name in self.overrides]:
-            raise ValueError(
-                f"--config_overrides: the tokenizer decides {names[0]}; leave it out. Pass --vocabulary_size, or a "
-                f"--tokenizer_name that was saved with {names[0]}={self.overrides[names[0]]}."
-            )
+        decided = ["vocab_size", "char_vocab_size"]
+        if self.tokenizer_name:
+            decided.append("max_word_length")
+        for name in decided:
+            if name in self.overrides:
+                raise ValueError(
+                    f"--config_overrides: the tokenizer decides {name}; leave it out. Pass --vocabulary_size, or a "
+                    f"--tokenizer_name that was saved with {name}={self.overrides[name]}."
+                )
 
     @property
     def overrides(self) -> dict[str, Any]:
@@ -139,32 +149,106 @@ def load_checkpoint(name: str, **options: Any) -> tuple[ELMoForPreTraining, ELMo
     return model, load_pretrained(ELMoTokenizer, name)
 
 
-def make_starting_model(
-    arguments: ModelArguments, corpus_args: CorpusArguments, corpus: Corpus, output_dir: Path, accelerator: Accelerator
-) -> tuple[ELMoForPreTraining, ELMoTokenizer]:
-    """The model and its tokenizer. Writes a counted vocabulary to `output_dir/vocab.txt`."""
-    path = Path(arguments.vocabulary_file) if arguments.vocabulary_file else output_dir / "vocab.txt"
-    rules = arguments.pre_tokenization or "moses"
+@dataclass
+class RunStart:
+    """The options, texts and processes of a run. `begin` and `resume` give the training that is to go on."""
 
-    def count(split: Callable[[str], list[str]], looked_up: Callable[[str], str] = str):
-        _, counts = word_frequencies(corpus, str.split if corpus_args.is_split_into_words else split, looked_up)
-        write_vocabulary(path, most_frequent_lines(counts, arguments.vocabulary_size))
+    accelerator: Accelerator
+    model_args: ModelArguments
+    corpus_args: CorpusArguments
+    training_args: PretrainingArguments
+    corpus: Corpus
+    held_out: Corpus | None
 
-    if arguments.model_name_or_path is None:
-        if arguments.vocabulary_size is not None:
-            on_main_process(accelerator, partial(count, TextSplitter(rules).words))
-        return new_model(arguments, path, rules)
-    model, tokenizer = load_checkpoint(arguments.model_name_or_path, **arguments.softmax_options)
-    arguments.check_softmax(model.config)
-    if arguments.vocabulary_size is not None:
-        on_main_process(accelerator, partial(count, tokenizer.splitter.words, tokenizer.word_table.looked_up))
-    if arguments.vocabulary != "keep":
-        words = read_vocabulary(path)
-        tokenizer = change_vocabulary(model, tokenizer, words, keep_all=arguments.vocabulary == "extend")
+    def begin(self) -> Pretraining:
+        """The training of a new model, or the further training of a checkpoint."""
+        name = self.model_args.model_name_or_path
+        training = self._training(*self.starting_model(), is_new=name is None)
+        if name is not None:
+            training.progress.base_model = name
+            training.progress.earlier_trainings = trainings_of(name)
+            continue_adagrad(training, name, self.model_args.vocabulary)
+        return training
+
+    def resume(self, checkpoint: Path) -> Pretraining:
+        """The training that stopped at a checkpoint."""
+        training = self._training(*load_checkpoint(str(checkpoint)))
+        learning_rate = training.restore(checkpoint)
+        check_same_model(training, self.model_args, checkpoint)
+        training.tell_where_it_continues(checkpoint, learning_rate)
+        return training
+
+    def _training(self, model: ELMoForPreTraining, tokenizer: ELMoTokenizer, is_new: bool = False) -> Pretraining:
+        encoder = SentenceEncoder(tokenizer, self.corpus_args.is_split_into_words)
+        how = self.held_out, encoder.split, tokenizer.alphabet, encoder.ids, tokenizer.pre_tokenization
+        survey = on_main_process(self.accelerator, lambda: self.corpus.survey(*how))
+        if is_new and survey is not None:
+            begin_with_frequencies(model, survey.log_frequencies(len(tokenizer)))
+        texts = self.corpus, self.corpus_args, survey, self.held_out
+        return Pretraining(self.accelerator, self.training_args, model, tokenizer, *texts)
+
+    def starting_model(self) -> tuple[ELMoForPreTraining, ELMoTokenizer]:
+        """The model and its tokenizer. Writes a counted vocabulary to `output_dir/vocab.txt`."""
+        arguments = self.model_args
+        path = Path(arguments.vocabulary_file or Path(self.training_args.output_dir, "vocab.txt"))
+        if arguments.model_name_or_path is None:
+            rules = arguments.pre_tokenization or "moses"
+            self._count_vocabulary(path, TextSplitter(rules).words)
+            return new_model(arguments, path, rules)
+        model, tokenizer = load_checkpoint(arguments.model_name_or_path, **arguments.softmax_options)
+        arguments.check_softmax(model.config)
+        if arguments.vocabulary == "keep":
+            return model, tokenizer
+        self._count_vocabulary(path, tokenizer.splitter.words, tokenizer.word_table.looked_up)
+        tokenizer = change_vocabulary(
+            model, tokenizer, read_vocabulary(path), keep_all=arguments.vocabulary == "extend"
+        )
         if arguments.vocabulary_size is not None:  # with the old words, if they were kept
-            words = list(tokenizer.convert_ids_to_tokens(range(len(tokenizer))))
-            on_main_process(accelerator, partial(write_vocabulary, path, words))
-    return model, tokenizer
+            words = tokenizer.convert_ids_to_tokens(range(len(tokenizer)))
+            on_main_process(self.accelerator, lambda: write_vocabulary(path, words))
+        return model, tokenizer
+
+    def _count_vocabulary(self, path: Path, split: Callable[[str], list[str]], looked_up: Callable[[str], str] = str):
+        """Writes the most frequent words of the text, if their number is given."""
+        size = self.model_args.vocabulary_size
+        if size is None:
+            return
+        split = str.split if self.corpus_args.is_split_into_words else split
+
+        def count():
+            _, counts = word_frequencies(self.corpus, split, looked_up)
+            write_vocabulary(path, most_frequent_lines(counts, size))
+
+        on_main_process(self.accelerator, count)
+
+
+def trainings_of(name: str) -> list[dict[str, Any]]:
+    """The records of the trainings of a biLM, oldest first, as far as its folder has them."""
+    path = _file_of(name, "results/pretraining.json")
+    if path is None:
+        return []
+    record = read_json(path)
+    return [*record.pop("earlier_trainings", ()), record]
+
+
+def continue_adagrad(training: Pretraining, name: str, vocabulary: str):
+    """Loads the accumulators of a converted TensorFlow checkpoint, if it has them."""
+    path = _file_of(name, OPTIMIZER_STATE)
+    if path is None:
+        return
+    if training.arguments.optim != "adagrad":
+        training.accelerator.print(f"{path} is for --optim adagrad; {training.arguments.optim} begins without it.")
+        return
+    changed = () if vocabulary == "keep" else ("softmax.", "elmo.word_embeddings.")
+    without = load_accumulators(training.plain_model, training.optimizers, path, changed)
+    new = f", except for {', '.join(without)}" if without else ""
+    training.accelerator.print(f"Adagrad continues with the accumulators of {path}{new}.")
+
+
+def _file_of(name: str, file: str) -> Path | None:
+    """A file of a folder or of a repository on the Hub, if there is one."""
+    path = cached_file(name, file, _raise_exceptions_for_missing_entries=False)
+    return None if path is None else Path(path)
 
 
 def new_model(arguments: ModelArguments, vocabulary: Path, rules: str) -> tuple[ELMoForPreTraining, ELMoTokenizer]:
@@ -208,22 +292,25 @@ def change_vocabulary(
     return tokenizer
 
 
-def check_same_model(
-    config: ELMoConfig, tokenizer: ELMoTokenizer, settings: dict[str, Any], arguments: ModelArguments, checkpoint: Path
-):
+def check_same_model(training: Pretraining, arguments: ModelArguments, checkpoint: Path):
     """Refuses options that describe another model or tokenizer than the checkpoint to resume from."""
-    wanted, passed = arguments.softmax_options | arguments.overrides, settings_of(arguments)
+    config = training.plain_model.config
+    expected = arguments.softmax_options | arguments.overrides
     if arguments.preset:
         preset = ELMoConfig.from_preset(arguments.preset)
-        sizes = {name for each in PRESETS.values() for name in each} - {"vocab_size", "char_vocab_size"}
-        wanted = {name: getattr(preset, name) for name in sorted(sizes)} | wanted
-    found = {name: getattr(config, name, "no such field") for name in wanted}
+        sizes = {name for values in PRESETS.values() for name in values} - {"vocab_size", "char_vocab_size"}
+        expected = {name: getattr(preset, name) for name in sorted(sizes)} | expected
+    there = {name: getattr(config, name, "no such field") for name in expected}
+    passed = settings_of(arguments)
     if "pre_tokenization" in passed:
-        wanted["pre_tokenization"], found["pre_tokenization"] = passed["pre_tokenization"], tokenizer.pre_tokenization
+        expected["pre_tokenization"] = passed["pre_tokenization"]
+        there["pre_tokenization"] = training.tokenizer.pre_tokenization
+    settings = training.progress.settings or {}
     for name in sorted(START_OPTIONS & passed.keys()):
         # Folders are not recorded, and may have another path now.
-        wanted[name], found[name] = (Path(str(options.get(name))).name for options in (passed, settings))
-    different = [f"{name} {value} (there: {found[name]})" for name, value in wanted.items() if found[name] != value]
+        expected[name] = Path(str(passed[name])).name
+        there[name] = Path(str(settings.get(name))).name
+    different = [f"{name} {value} (there: {there[name]})" for name, value in expected.items() if there[name] != value]
     if different:
         raise ValueError(
             f"{checkpoint} holds another model than the options describe: {', '.join(different)}. Leave these options "
