@@ -9,9 +9,10 @@ from bilm_models import computed_by
 from head_models import on_rows
 from torch import nn
 
+from modeling_elmo.heads import recurrence
 from modeling_elmo.heads.recurrence import read_both_ways
 from modeling_elmo.kernels.products import product
-from modeling_elmo.kernels.rnn import BothWaysGRU, BothWaysLSTM
+from modeling_elmo.kernels.rnn import GRULoop
 
 LENGTHS = [7, 1, 4, 7, 2]
 REAL = torch.arange(7) < torch.tensor(LENGTHS)[:, None]
@@ -44,12 +45,13 @@ def test_gradients_are_those_of_torchs_own(kind, few, rows, monkeypatch):
     layer, x = make_layer(kind, 40, 30), make_rows(40)[:rows].requires_grad_()
     gradients = []
     for backend in ("reference", "training"):
-        with computed_by(backend), patch("modeling_elmo.kernels.rnn.product", wraps=product) as products:
+        with computed_by(backend), patch("modeling_elmo.kernels.lstm_cpu.product", wraps=product) as products:
             outputs = read(layer, x, REAL[:rows])
             gradients.append(torch.autograd.grad(outputs.sin().sum(), [x, *layer.parameters()]))
     torch.testing.assert_close(*gradients, rtol=1e-4, atol=1e-4)
     has_products = few == 0 and torch.backends.mkldnn.is_available()
-    two_directions_two_ways = 4 * 7  # steps
+    of_inputs = 4 if kind is nn.LSTM else 0  # those of a GRU are one product before the loop
+    two_directions_two_ways = 4 * 7 + of_inputs  # steps
     assert products.call_count == (two_directions_two_ways if has_products else 0)
 
 
@@ -58,8 +60,8 @@ def test_torchs_own_is_taken_where_ours_cannot_be(kind, monkeypatch):
     layer, x = make_layer(kind), make_rows()
     expected = read(layer, x)
     calls = []
-    monkeypatch.setattr(BothWaysGRU, "apply", lambda *_: calls.append("ours"))
-    monkeypatch.setattr(BothWaysLSTM, "apply", lambda *_: calls.append("ours"))
+    monkeypatch.setattr(GRULoop, "apply", lambda *_: calls.append("ours"))
+    monkeypatch.setattr(recurrence, "lstm_both_ways", lambda *_: calls.append("ours"))
     hook = layer.register_forward_hook(lambda *_: calls.append("hook"))
     torch.testing.assert_close(read(layer, x), expected)
     hook.remove()

@@ -5,7 +5,6 @@ E width of an ELMo vector.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from functools import cached_property
 from typing import NamedTuple
 
 import torch
@@ -13,7 +12,6 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ..inputs import pack
-from ..kernels.rnn import BothWays
 from ..kernels.scan import masked_scan
 from ..kernels.torch_state import is_exporting
 
@@ -48,6 +46,7 @@ class PackedTexts:
 
     Attributes:
         lengths: the number of tokens of each text. A text may have none.
+        steps: the steps in which the texts are read.
         batch_sizes: the number of texts that have a token at each step.
         starts: the first packed token of each step.
         ranks_S: the place of each text in the order of the longest text first.
@@ -63,6 +62,7 @@ class PackedTexts:
         texts_ST = texts_ST.cpu()
         packing = pack(texts_ST)
         self.lengths = texts_ST.sum(1).tolist()
+        self.steps = packing.steps.to(mask_BT.device)
         self.batch_sizes = packing.steps.batch_sizes
         sizes = _on_host(self.batch_sizes)
         self.starts = sizes.cumsum(0) - sizes
@@ -179,22 +179,6 @@ class PackedTexts:
     def attend(self, others: "PackedTexts", attention: Callable[[Places, Places], Tensor], turn: int = 0) -> Tensor:
         """Packed values `(tokens, width)` from what `attention` computes for `pairs`, `(texts, length, width)`."""
         return self.join((places, attention(places, other)) for places, other in self.pairs(others, turn))
-
-    @cached_property
-    def both_ways(self) -> BothWays:
-        """The order in which the kernels of biRNNs read both directions in one batch."""
-        sizes = _on_host(self.batch_sizes)
-        sizes_N = sizes.repeat_interleave(sizes)  # of the step of each token
-        # A step has its tokens read forward, then those read backward.
-        ahead_N = _on_host(range(len(self.text_N))) + self.starts.repeat_interleave(sizes)
-        behind_N = ahead_N + sizes_N
-        back_M = torch.stack([ahead_N, behind_N[self.turned_N]], 1).flatten()
-        first = sum(self.batch_sizes[:1])
-        before_N = _on_host(range(first, len(ahead_N))) - sizes[:-1].repeat_interleave(sizes[1:])
-        before_M = before_N.new_empty(2 * len(before_N))
-        for place_N in (ahead_N, behind_N):
-            before_M[place_N[first:] - 2 * first] = place_N[before_N]
-        return BothWays(back_M.argsort(), back_M, before_M, self.batch_sizes)
 
 
 def _groups_of_similar(sizes: dict[int, tuple[int, int]]) -> list[list[int]]:

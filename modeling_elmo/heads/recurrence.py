@@ -14,7 +14,7 @@ from transformers import initialization as init
 
 from ..kernels.plan import make_plan
 from ..kernels.products import fast_product
-from ..kernels.rnn import BothWaysGRU, BothWaysLSTM
+from ..kernels.rnn import GRULoop, lstm_both_ways
 from ..kernels.torch_state import is_unmodified, product_dtype
 from .packed_texts import PaddedTexts, Texts, _on_host
 
@@ -111,22 +111,23 @@ def read_both_ways(layer: nn.Module, x_ND: Tensor, texts: Texts) -> Tensor:
         ahead_NH = _scan_layer(layer, x_ND, texts, "")
         behind_NH = _scan_layer(layer, x_ND, texts, "_reverse")
         return torch.cat([ahead_NH, behind_NH], -1)
+    if not len(x_ND):  # which `torch.nn` refuses; gradients are zeros and not missing
+        width = 2 * cast(nn.LSTM, layer).hidden_size
+        return x_ND.new_zeros(0, width) + sum(0 * tensor.sum() for tensor in (x_ND, *layer.parameters()))
     tensors = [x_ND, *layer.parameters()]
     dtype = product_dtype(x_ND)
     is_plain = is_unmodified(layer, (nn.GRU, nn.LSTM))
     is_alike = all(tensor.dtype == dtype and tensor.device == x_ND.device for tensor in tensors)
     if not is_plain or not is_alike or make_plan([], *tensors).kernel == "reference":
-        if not len(x_ND):  # which `torch.nn` refuses; gradients are zeros and not missing
-            width = 2 * cast(nn.LSTM, layer).hidden_size
-            return x_ND.new_zeros(0, width) + sum(0 * weight.sum() for weight in layer.parameters())
         output, _ = layer(PackedSequence(x_ND, _on_host(texts.batch_sizes)))
         return output.data
     ahead = _parameters_of(layer, "")
     behind = _parameters_of(layer, "_reverse")
+    if isinstance(layer, nn.LSTM):
+        return lstm_both_ways(x_ND, ahead, behind, texts.turned_N, texts.steps)
     weights, recurrent, biases, recurrent_biases = zip(ahead, behind, strict=True)
     gates_N2G = fast_product(x_ND, torch.cat(weights), torch.cat(biases))
-    function = BothWaysGRU if isinstance(layer, nn.GRU) else BothWaysLSTM
-    return function.apply(gates_N2G, torch.stack(recurrent), torch.stack(recurrent_biases), texts.both_ways)
+    return GRULoop.apply(gates_N2G, torch.stack(recurrent), torch.stack(recurrent_biases), texts.turned_N, texts.steps)
 
 
 def _parameters_of(layer: nn.Module, suffix: str) -> list[Tensor]:

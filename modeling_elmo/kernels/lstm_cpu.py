@@ -4,15 +4,16 @@
 """
 
 from collections.abc import Iterator, Sequence
-from functools import partial
+from functools import cached_property, partial
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from .lstm_loop import Arithmetic, run_direction, run_groups
-from .products import packed, prepared, product, tanh, weight_gradient
+from .lstm_loop import Arithmetic, StackedLayer, run_direction, run_groups
+from .products import Packed, packed, prepared, product, suits_onednn, tanh, weight_gradient
 from .sequences import LSTMOutput, LSTMWeights, Steps, Stream
+from .torch_state import product_dtype
 
 CHUNK_ROWS = 256  # rows of input gates per product: one (tokens x 4H) block would page-fault on every call
 MOST_WORDS = 1024  # maximum distinct words whose input gates are kept: 64 KB each at the original size
@@ -67,40 +68,59 @@ def _input_gates(layer: LSTMWeights, stream: Stream) -> Iterator[Tensor]:
             start, sizes = end, []
 
 
-class SingleArithmetic(Arithmetic):
-    """Products of one direction, with oneDNN where it is faster."""
+class CPUArithmetic(Arithmetic):
+    """Products of one direction, or of each one by itself where that is faster, with oneDNN where it is faster."""
 
     def prepare(self, weight_KGD):
-        return packed(weight_KGD[0], keep=False)  # weights change after every training step
+        return PreparedWeights(weight_KGD)
+
+    def prepare_back(self, weight_KGD):
+        return weight_KGD.mT if len(weight_KGD) == 1 else PreparedWeights(weight_KGD.mT)
 
     def multiply(self, x_KSD, weight, *, bias_KG=None, plus_KSG=None, clip=None, out_KSG=None):
-        weight_GD = weight[0] if isinstance(weight, Tensor) else weight
-        bias_G = None if bias_KG is None else bias_KG[0]
-        plus_SG = None if plus_KSG is None else plus_KSG[0]
-        result_SG = product(x_KSD[0], weight_GD, bias_G, plus_NG=plus_SG, clip=clip)
-        if plus_KSG is not None and result_SG is plus_SG:
+        weights = weight.weight_KGD if isinstance(weight, PreparedWeights) else weight
+        is_alone = len(x_KSD) == 1
+        suits = suits_onednn(x_KSD.shape[1], weights[0])
+        if not is_alone and not suits:
+            return super().multiply(x_KSD, weights, bias_KG=bias_KG, plus_KSG=plus_KSG, clip=clip, out_KSG=out_KSG)
+        if suits and isinstance(weight, PreparedWeights):
+            weights = weight.layouts
+        results = []
+        for k, x_SD in enumerate(x_KSD):
+            bias_G = None if bias_KG is None else bias_KG[k]
+            plus_SG = None if plus_KSG is None else plus_KSG[k]
+            results.append(product(x_SD, weights[k], bias_G, plus_NG=plus_SG, clip=clip))
+        if plus_KSG is not None and results[-1] is plus_SG:
             return plus_KSG  # not a view with other strides, which no operator may write over
-        return result_SG[None] if out_KSG is None else out_KSG.copy_(result_SG[None])
-
-    def multiply_back(self, x_KSG, weight_KGD, sum_KSD=None):
-        result_KSD = product(x_KSG[0], weight_KGD[0].t())[None]
-        return result_KSD if sum_KSD is None else sum_KSD.add_(result_KSD)
+        result_KSG = results[0][None] if is_alone else torch.stack(results)
+        return result_KSG if out_KSG is None else out_KSG.copy_(result_KSG)
 
     def weight_gradient(self, grad_KNG, x_KND):
-        return weight_gradient(grad_KNG[0], x_KND[0])[None]
+        return torch.stack([weight_gradient(grad_NG, x_ND) for grad_NG, x_ND in zip(grad_KNG, x_KND, strict=True)])
 
 
-training_lstm = partial(run_direction, SingleArithmetic())
+class PreparedWeights:
+    """Weights of K directions, and their copies in the layout of oneDNN, which are made when they are needed."""
+
+    def __init__(self, weight_KGD: Tensor):
+        self.weight_KGD = weight_KGD
+
+    @cached_property
+    def layouts(self) -> list[Packed]:
+        return [packed(weight_GD, keep=False) for weight_GD in self.weight_KGD]  # they change after every step
+
+
+training_lstm = partial(run_direction, CPUArithmetic())
 
 
 def threaded_layer(
     layers: Sequence[LSTMWeights], inputs_KND: Tensor, hidden_KSP: Tensor, cell_KSH: Tensor, steps: Steps
 ) -> LSTMOutput:
     """CPU training of both directions at once, each with half of torch's threads."""
-    groups = [[layer] for layer in layers]
+    groups = [StackedLayer.of([layer], product_dtype(inputs_KND)) for layer in layers]
     inputs, hidden, cells = inputs_KND.split(1), hidden_KSP.split(1), cell_KSH.split(1)
     threads = torch.get_num_threads() // 2
-    results = run_groups(SingleArithmetic(), groups, inputs, hidden, cells, steps, threads)
+    results = run_groups(CPUArithmetic(), groups, inputs, hidden, cells, steps, threads)
     outputs_KNP, hidden_KSP, cell_KSH = (torch.cat(parts) for parts in zip(*results, strict=True))
     return outputs_KNP, hidden_KSP, cell_KSH
 

@@ -152,24 +152,7 @@ def _backward_in_triton(
     tl.store(raw + k * raw_k + s * raw_s + columns, (o * squashed).to(rounded), inside)
 
 
-class BatchedArithmetic(Arithmetic):
-    """The products of all directions are one batched product, and the cells one kernel."""
-
-    def multiply(self, x_KSD, weight, *, bias_KG=None, plus_KSG=None, clip=None, out_KSG=None):
-        if bias_KG is not None:
-            plus_KSG = bias_KG[:, None]
-        if plus_KSG is not None:
-            return torch.baddbmm(plus_KSG, x_KSD, weight.mT)
-        if clip is None:
-            return torch.bmm(x_KSD, weight.mT, out=out_KSG)
-        return torch.clamp(torch.bmm(x_KSD, weight.mT), -clip, clip, out=out_KSG)
-
-    def multiply_back(self, x_KSG, weight_KGD, sum_KSD=None):
-        return torch.bmm(x_KSG, weight_KGD) if sum_KSD is None else sum_KSD.baddbmm_(x_KSG, weight_KGD)
-
-    def weight_gradient(self, grad_KNG, x_KND):
-        return torch.bmm(grad_KNG.mT, x_KND)
-
+class AcceleratorArithmetic(Arithmetic):
     def cell_forward(self, *arguments):
         run_cells(cell_forward, _forward_in_triton, *arguments)
 
@@ -177,5 +160,5 @@ class BatchedArithmetic(Arithmetic):
         run_cells(cell_backward, _backward_in_triton, *arguments)
 
 
-fused_layer = partial(run_layer, BatchedArithmetic())  # of several directions
-fused_lstm = partial(run_direction, BatchedArithmetic())
+fused_layer = partial(run_layer, AcceleratorArithmetic())  # of several directions
+fused_lstm = partial(run_direction, AcceleratorArithmetic())

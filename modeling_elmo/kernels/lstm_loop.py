@@ -48,11 +48,15 @@ class StackedLayer(NamedTuple):
 
 
 class Arithmetic:
-    """How a device multiplies, for K directions, and computes cells."""
+    """The products of K directions as one batched product, and their cells."""
 
     def prepare(self, weight_KGD: Tensor) -> Any:
         """A weight for many products."""
         return weight_KGD
+
+    def prepare_back(self, weight_KGD: Tensor) -> Any:
+        """The transposed weight for the products of a backward pass."""
+        return weight_KGD.mT
 
     def multiply(
         self,
@@ -64,19 +68,23 @@ class Arithmetic:
         clip: float | None = None,
         out_KSG: Tensor | None = None,
     ) -> Tensor:
-        """`x @ weight.T` with a weight or a prepared one, with an added bias or matrix, or clipped into `out_KSG`.
+        """`x @ weight.T` with a weight or a prepared one, with an added bias or matrix, or clipped.
 
-        The added matrix may hold the result afterwards.
+        Args:
+            plus_KSG: the added matrix, which may hold the result afterwards.
+            out_KSG: room for the result, which may be the added matrix.
         """
-        raise NotImplementedError
-
-    def multiply_back(self, x_KSG: Tensor, weight_KGD: Tensor, sum_KSD: Tensor | None = None) -> Tensor:
-        """`x @ weight`, added to `sum_KSD` in place if it is given."""
-        raise NotImplementedError
+        if bias_KG is not None:
+            plus_KSG = bias_KG[:, None]
+        if plus_KSG is not None:
+            return torch.baddbmm(plus_KSG, x_KSD, weight.mT, out=out_KSG)
+        if clip is None:
+            return torch.bmm(x_KSD, weight.mT, out=out_KSG)
+        return torch.clamp(torch.bmm(x_KSD, weight.mT), -clip, clip, out=out_KSG)
 
     def weight_gradient(self, grad_KNG: Tensor, x_KND: Tensor) -> Tensor:
         """`grad.T @ x`, `(K, G, D)`."""
-        raise NotImplementedError
+        return torch.bmm(grad_KNG.mT, x_KND)
 
     def cell_forward(self, *arguments: Any):
         cell_forward(*arguments)
@@ -107,24 +115,27 @@ def run_layer(
     Returns:
         `(outputs_KNP, hidden_KSP, cell_KSH)`: the outputs, and the states after each sequence's end.
     """
-    return run_groups(arithmetic, [layers], [inputs_KND], [hidden_KSP], [cell_KSH], steps, threads=0)[0]
+    layer = StackedLayer.of(layers, product_dtype(inputs_KND))
+    return run_groups(arithmetic, [layer], [inputs_KND], [hidden_KSP], [cell_KSH], steps)[0]
 
 
 def run_groups(
     arithmetic: Arithmetic,
-    layers: Sequence[Sequence[LSTMWeights]],
+    layers: Sequence[StackedLayer],
     inputs: Sequence[Tensor],
     hidden: Sequence[Tensor],
     cells: Sequence[Tensor],
     steps: Steps,
-    threads: int,
+    threads: int = 0,
 ) -> list[LSTMOutput]:
-    """`run_layer` of several groups of directions, at once with `threads` each if there are several."""
+    """`run_layer` of several groups of directions, at once with `threads` each if there are several.
+
+    The parameters are in the dtype of products.
+    """
     dtype = product_dtype(inputs[0])
     with torch.autocast(inputs[0].device.type, enabled=False):  # the dtypes are chosen
         tensors: list[Tensor | None] = []
-        for group, inputs_KND, hidden_KSP, cell_KSH in zip(layers, inputs, hidden, cells, strict=True):
-            layer = StackedLayer.of(group, dtype)
+        for layer, inputs_KND, hidden_KSP, cell_KSH in zip(layers, inputs, hidden, cells, strict=True):
             tensors += [*layer[:4], inputs_KND.to(dtype), hidden_KSP.to(dtype), cell_KSH]
         settings = arithmetic, steps, layer[4:], threads
         if torch.is_grad_enabled() and any(tensor is not None and tensor.requires_grad for tensor in tensors):
@@ -220,6 +231,8 @@ def _backward_pass(settings, saved, wanted, gradients) -> tuple[Tensor | None, .
     grad_hidden_KSP = torch.zeros_like(hidden_KSP)
     grad_gates_KNG = torch.empty_like(values_KNG, dtype=outputs_KNP.dtype)
     raw_KNH = torch.empty_like(cells_KNH, dtype=outputs_KNP.dtype)
+    state_back = arithmetic.prepare_back(state_weight_KGP)
+    projection_back = None if projection_KPH is None else arithmetic.prepare_back(projection_KPH)
     end = outputs_KNP.shape[1]
     for step in reversed(range(len(steps.batch_sizes))):
         size = steps.batch_sizes[step]
@@ -231,12 +244,12 @@ def _backward_pass(settings, saved, wanted, gradients) -> tuple[Tensor | None, .
             grad_before_KSP = grad_projected_KNP[:, start : start + size]
         grad_raw_KSH = grad_projected_KNP[:, rows]
         clip_gradient_(grad_raw_KSH, outputs_KNP[:, rows], projection_clip)
-        if projection_KPH is not None:
-            grad_raw_KSH = arithmetic.multiply_back(grad_raw_KSH, projection_KPH)
+        if projection_back is not None:
+            grad_raw_KSH = arithmetic.multiply(grad_raw_KSH, projection_back)
         given = grad_raw_KSH, values_KNG[:, rows], cells_KNH[:, rows], before_KSH
         rooms = grad_cell_KSH[:, :size], grad_gates_KNG[:, rows], raw_KNH[:, rows]
         arithmetic.cell_backward(*given, *rooms, cell_clip)
-        arithmetic.multiply_back(grad_gates_KNG[:, rows], state_weight_KGP, sum_KSD=grad_before_KSP)
+        arithmetic.multiply(grad_gates_KNG[:, rows], state_back, plus_KSG=grad_before_KSP, out_KSG=grad_before_KSP)
         end -= size
     before_KNP = torch.cat([hidden_KSP, outputs_KNP], 1).index_select(1, steps.before_N)
     return (
@@ -244,7 +257,7 @@ def _backward_pass(settings, saved, wanted, gradients) -> tuple[Tensor | None, .
         grad_gates_KNG.sum(1) if wanted[1] else None,
         arithmetic.weight_gradient(grad_gates_KNG, before_KNP) if wanted[2] else None,
         arithmetic.weight_gradient(grad_projected_KNP, raw_KNH) if wanted[3] else None,
-        arithmetic.multiply_back(grad_gates_KNG, input_weight_KGD) if wanted[4] else None,
+        arithmetic.multiply(grad_gates_KNG, input_weight_KGD.mT) if wanted[4] else None,
         grad_hidden_KSP,
         grad_cell_KSH,
     )

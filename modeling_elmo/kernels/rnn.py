@@ -1,174 +1,114 @@
 """The recurrent loops of the heads' networks on CPU, with hand-written backward passes.
 
-`torch.nn.GRU`, `torch.nn.LSTM` and `reference_highway` are the definitions. Both directions of the first two run in one
-batch: the loop of `torch.nn` has a dozen operations per step and direction, each a node of the graph. For a
+`torch.nn.GRU`, `torch.nn.LSTM` and `reference_highway` are the definitions. Both directions of the first two run at
+once: the loop of `torch.nn` has a dozen operations per step and direction, each a node of the graph. For a
 `PackedSequence`, its backward pass fills, at each step, a gradient as large as the whole sequence, so that time grows
 with the square of the length.
 
-Shape suffixes: N packed tokens; M 2 N, the tokens of both directions; S texts; B texts of a step; K directions; H
-hidden size; G gates, 3 to 5 times H.
+Shape suffixes: N packed tokens; S texts of a step; K the two directions; H hidden size; G gates, 3 to 5 times H.
 """
 
-from collections.abc import Callable
-from typing import Any, NamedTuple
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 
-from .products import packed, product, suits_onednn, tanh, weight_gradient
+from .lstm_cpu import CPUArithmetic
+from .lstm_loop import StackedLayer, run_groups
+from .products import packed, product, tanh, weight_gradient
+from .sequences import Steps
 from .torch_state import first_derivative
 
 
-class BothWays(NamedTuple):
-    """Orders of a buffer `(2 * tokens, ...)` in which each step has the texts read forward, then backward.
+def both_directions(x_N2D: Tensor, turned_N: Tensor) -> Tensor:
+    """Values of both directions at each token, `(2, N, D)`, in the order in which each reads.
 
-    Its rows are steps of `2 * batch_sizes` rows.
-
-    Shape:
-        forth_M: gathers the buffer from `(tokens * 2, ...)`, which has, for each packed token, what a forward and a
-            backward pass read there.
-        back_M: the inverse order.
-        before_M: for each row but those of the first step, the row of the same text and direction in the step before.
+    Args:
+        turned_N: the packed token that takes its place if all texts are read backward.
     """
-
-    forth_M: Tensor
-    back_M: Tensor
-    before_M: Tensor
-    batch_sizes: list[int]
+    ahead_ND, behind_ND = x_N2D.chunk(2, -1)
+    return torch.stack([ahead_ND, behind_ND.index_select(0, turned_N)])
 
 
-class BothWaysGRU(torch.autograd.Function):
-    """`r, z = sigmoid(x + W h + b);  n = tanh(x_n + r * (W_n h + b_n));  h' = n + z * (h - n)`."""
+def of_tokens(x_KND: Tensor, turned_N: Tensor) -> Tensor:
+    """The inverse: `(N, 2 * D)`."""
+    ahead_ND, behind_ND = x_KND
+    return torch.cat([ahead_ND, behind_ND.index_select(0, turned_N)], -1)
+
+
+class GRULoop(torch.autograd.Function):
+    """`r, z = sigmoid(x + W h + b);  n = tanh(x_n + r * (W_n h + b_n));  h' = n + z * (h - n)`, in both directions."""
 
     @staticmethod
-    def forward(ctx, gates_N2G: Tensor, weight_KGH: Tensor, bias_KG: Tensor, ways: BothWays) -> Tensor:
-        size = weight_KGH.shape[2]
-        values_MG, read = _in_steps(gates_N2G, ways), _products(weight_KGH, bias_KG)
-        news, candidates, states = (values_MG.new_empty(len(values_MG), size) for _ in range(3))  # n; W_n h + b_n; h
-        h_KBH = None
-        for gates_KBG, candidate_KBH, new_KBH, state_KBH in _steps(ways, values_MG, candidates, news, states):
-            h_KBH = torch.zeros_like(state_KBH) if h_KBH is None else h_KBH[:, : state_KBH.shape[1]]
-            read_rz, read_n = read(h_KBH).split([2 * size, size], -1)
-            reset_KBH, update_KBH = gates_KBG[..., : 2 * size].add_(read_rz).sigmoid_().chunk(2, -1)
-            candidate_KBH.copy_(read_n)
-            torch.addcmul(gates_KBG[..., 2 * size :], reset_KBH, read_n, out=new_KBH)
-            h_KBH = torch.lerp(tanh(new_KBH, out=new_KBH), h_KBH, update_KBH, out=state_KBH)
-        ctx.ways = ways
-        ctx.save_for_backward(weight_KGH, values_MG, candidates, news, states)
-        return states.index_select(0, ways.back_M).view(len(gates_N2G), 2 * size)
+    def forward(ctx, gates_N2G: Tensor, weight_KGH: Tensor, bias_KG: Tensor, turned_N: Tensor, steps: Steps) -> Tensor:
+        arithmetic, size = CPUArithmetic(), weight_KGH.shape[2]
+        weight = arithmetic.prepare(weight_KGH)
+        values_KNG = both_directions(gates_N2G, turned_N)
+        news_KNH = values_KNG.new_empty(*values_KNG.shape[:2], size)  # n
+        candidates_KNH = torch.empty_like(news_KNH)  # W_n h + b_n
+        states_KNH = torch.empty_like(news_KNH)
+        h_KSH = values_KNG.new_zeros(2, steps.batch_sizes[0], size)
+        for rows in steps.rows:
+            h_KSH = h_KSH[:, : rows.stop - rows.start]
+            read_KSG = arithmetic.multiply(h_KSH, weight, bias_KG=bias_KG)
+            gates_KSG, new_KSH = values_KNG[:, rows], news_KNH[:, rows]
+            gates_KSG[..., : 2 * size].add_(read_KSG[..., : 2 * size]).sigmoid_()
+            reset_KSH, update_KSH, input_KSH = gates_KSG.chunk(3, -1)
+            candidates_KNH[:, rows] = read_KSG[..., 2 * size :]
+            torch.addcmul(input_KSH, reset_KSH, candidates_KNH[:, rows], out=new_KSH)
+            tanh(new_KSH, out=new_KSH)
+            h_KSH = torch.lerp(new_KSH, h_KSH, update_KSH, out=states_KNH[:, rows])
+        ctx.steps = steps
+        ctx.save_for_backward(weight_KGH, values_KNG, candidates_KNH, news_KNH, states_KNH, turned_N)
+        return of_tokens(states_KNH, turned_N)
 
     @staticmethod
     @first_derivative
     def backward(ctx, grad_N2H: Tensor):
-        weight_KGH, values_MG, candidates, news, states = ctx.saved_tensors
-        ways, size = ctx.ways, states.shape[1]
-        reset, update = values_MG[:, : 2 * size].chunk(2, -1)
-        before = _before(states, ways)
+        weight_KGH, values_KNG, candidates, news, states_KNH, turned_N = ctx.saved_tensors
+        arithmetic, steps = CPUArithmetic(), ctx.steps
+        reset, update, _ = values_KNG.chunk(3, -1)
+        zeros_KSH = states_KNH.new_zeros(2, steps.batch_sizes[0], states_KNH.shape[2])
+        before = torch.cat([zeros_KSH, states_KNH], 1).index_select(1, steps.before_N)
         # What a step's gates get is its state's gradient times these, which need no loop.
         to_new = (1 - update) * (1 - news.square())
         to_reset = to_new * candidates * reset * (1 - reset)
         to_update = (before - news) * update * (1 - update)
-        factors = torch.stack([to_reset, to_update, to_new * reset], 1)
-        grads = _in_steps(grad_N2H, ways)
-        recurrent, carried_KBH, carry = torch.empty_like(factors), None, _products(weight_KGH.transpose(1, 2))
-        for grad_KBH, factor, update_KBH, gates in reversed(_steps(ways, grads, factors, update, recurrent)):
-            if carried_KBH is not None:
-                grad_KBH[:, : carried_KBH.shape[1]] += carried_KBH
-            torch.mul(grad_KBH[..., None, :], factor, out=gates)
-            carried_KBH = carry(gates.flatten(2)).addcmul_(grad_KBH, update_KBH)
-        inputs_MG = torch.cat([recurrent[:, :2].flatten(1), grads * to_new], -1)
-        return *_gradients(ways, inputs_MG, recurrent.flatten(1), before), None
+        factors_KN3H = torch.stack([to_reset, to_update, to_new * reset], 2)
+        grads_KNH = both_directions(grad_N2H, turned_N)
+        recurrent_KN3H = torch.empty_like(factors_KN3H)
+        back, carried_KSH = arithmetic.prepare_back(weight_KGH), None
+        for rows in reversed(steps.rows):
+            grad_KSH = grads_KNH[:, rows]
+            if carried_KSH is not None:
+                grad_KSH[:, : carried_KSH.shape[1]] += carried_KSH
+            gates_KS3H = torch.mul(grad_KSH[:, :, None], factors_KN3H[:, rows], out=recurrent_KN3H[:, rows])
+            carried_KSH = arithmetic.multiply(gates_KS3H.flatten(2), back)
+            carried_KSH.addcmul_(grad_KSH, update[:, rows])
+        recurrent_KNG = recurrent_KN3H.flatten(2)
+        inputs_KNG = torch.cat([recurrent_KN3H[:, :, :2].flatten(2), grads_KNH * to_new], -1)
+        grad_weight_KGH = arithmetic.weight_gradient(recurrent_KNG, before)
+        return of_tokens(inputs_KNG, turned_N), grad_weight_KGH, recurrent_KNG.sum(1), None, None
 
 
-class BothWaysLSTM(torch.autograd.Function):
-    """`i, f, o = sigmoid(x + W h + b);  g = tanh(x_g + W_g h + b_g);  c' = f * c + i * g;  h' = o * tanh(c')`."""
+def lstm_both_ways(
+    x_ND: Tensor, ahead: Sequence[Tensor], behind: Sequence[Tensor], turned_N: Tensor, steps: Steps
+) -> Tensor:
+    """Outputs `(N, 2 * H)` of `torch.nn.LSTM`, which is the layer of a biLM without projection and clips.
 
-    @staticmethod
-    def forward(ctx, gates_N2G: Tensor, weight_KGH: Tensor, bias_KG: Tensor, ways: BothWays) -> Tensor:
-        size = weight_KGH.shape[2]
-        values_MG, read = _in_steps(gates_N2G, ways), _products(weight_KGH, bias_KG)
-        cells, squashed, states = (values_MG.new_empty(len(values_MG), size) for _ in range(3))
-        h_KBH = None
-        for gates_KBG, cell_KBH, squashed_KBH, state_KBH in _steps(ways, values_MG, cells, squashed, states):
-            if h_KBH is None:
-                h_KBH = c_KBH = torch.zeros_like(state_KBH)
-            rows = state_KBH.shape[1]
-            gates_KBG.add_(read(h_KBH[:, :rows]))
-            gates_KBG[..., : 2 * size].sigmoid_()
-            tanh(gates_KBG[..., 2 * size : 3 * size], out=gates_KBG[..., 2 * size : 3 * size])
-            gates_KBG[..., 3 * size :].sigmoid_()
-            input_KBH, forget_KBH, new_KBH, output_KBH = gates_KBG.chunk(4, -1)
-            torch.mul(forget_KBH, c_KBH[:, :rows], out=cell_KBH).addcmul_(input_KBH, new_KBH)
-            tanh(cell_KBH, out=squashed_KBH)
-            h_KBH, c_KBH = torch.mul(output_KBH, squashed_KBH, out=state_KBH), cell_KBH
-        ctx.ways = ways
-        ctx.save_for_backward(weight_KGH, values_MG, cells, squashed, states)
-        return states.index_select(0, ways.back_M).view(len(gates_N2G), 2 * size)
-
-    @staticmethod
-    @first_derivative
-    def backward(ctx, grad_N2H: Tensor):
-        weight_KGH, values_MG, cells, squashed, states = ctx.saved_tensors
-        ways, (enter, forget, new, output) = ctx.ways, values_MG.chunk(4, -1)
-        # The gradient of the gates is the gradient of the cell (output gate: of the state) times these factors.
-        of_cell = [new * enter * (1 - enter), _before(cells, ways) * forget * (1 - forget), enter * (1 - new.square())]
-        of_state, to_cell = squashed * output * (1 - output), output * (1 - squashed.square())
-        gates = of_state.new_empty(len(of_state), 4, of_state.shape[1])
-        grads, carry = _in_steps(grad_N2H, ways), _products(weight_KGH.transpose(1, 2))
-        state_KBH = cell_KBH = None  # gradients from the next step
-        tensors = (grads, torch.stack(of_cell, 1), of_state, to_cell, forget, gates)
-        for grad_KBH, of_cell_, of_state_, to_cell_, forget_KBH, gates_ in reversed(_steps(ways, *tensors)):
-            if state_KBH is not None:
-                grad_KBH[:, : state_KBH.shape[1]] += state_KBH
-            grad_cell_KBH = grad_KBH * to_cell_
-            if cell_KBH is not None:
-                grad_cell_KBH[:, : cell_KBH.shape[1]] += cell_KBH
-            torch.mul(grad_cell_KBH[..., None, :], of_cell_, out=gates_[..., :3, :])
-            torch.mul(grad_KBH, of_state_, out=gates_[..., 3, :])
-            state_KBH, cell_KBH = carry(gates_.flatten(2)), grad_cell_KBH * forget_KBH
-        gates_MG = gates.flatten(1)
-        return *_gradients(ways, gates_MG, gates_MG, _before(states, ways)), None
-
-
-def _in_steps(x_N2D: Tensor, ways: BothWays) -> Tensor:
-    """Values of both directions at each token, in the order of `BothWays`."""
-    return x_N2D.reshape(2 * len(x_N2D), x_N2D.shape[1] // 2).index_select(0, ways.forth_M)
-
-
-def _steps(ways: BothWays, *tensors: Tensor) -> list[tuple[Tensor, ...]]:
-    """Views `(2, texts, ...)` of each step of buffers in the order of `BothWays`."""
-    sizes = [2 * size for size in ways.batch_sizes]
-    return list(zip(*([step.unflatten(0, (2, -1)) for step in each.split(sizes)] for each in tensors), strict=True))
-
-
-def _before(states_MH: Tensor, ways: BothWays) -> Tensor:
-    """The state that each step reads: zeros, then the state of the preceding step."""
-    before_MH = states_MH.index_select(0, ways.before_M)
-    return torch.cat([states_MH.new_zeros(len(states_MH) - len(before_MH), states_MH.shape[1]), before_MH])
-
-
-def _products(weight_KGD: Tensor, bias_KG: Tensor | None = None) -> Callable[[Tensor], Tensor]:
-    """The function `x_KBD @ weight.T + bias` of both directions: small products as one batch, others with oneDNN."""
-    weight_KDG, biases = weight_KGD.transpose(1, 2), (None, None) if bias_KG is None else bias_KG
-    weights: list[Any] = []
-
-    def multiply(x_KBD: Tensor) -> Tensor:
-        if suits_onednn(x_KBD.shape[1], weight_KGD[0]):
-            weights[:] = weights or [packed(weight_GD, keep=False) for weight_GD in weight_KGD]
-            return torch.stack([product(*each) for each in zip(x_KBD, weights, biases, strict=True)])
-        return x_KBD @ weight_KDG if bias_KG is None else torch.baddbmm(bias_KG[:, None], x_KBD, weight_KDG)
-
-    return multiply
-
-
-def _gradients(ways: BothWays, inputs_MG: Tensor, gates_MG: Tensor, before_MH: Tensor) -> tuple[Tensor, ...]:
-    """Gradients of a layer's input gates, recurrent weights and biases, from those of all gates."""
-    back_M = ways.back_M
-    sides = [back_M[direction::2] for direction in range(2)]
-    pairs = [(gates_MG.index_select(0, rows), before_MH.index_select(0, rows)) for rows in sides]
-    inputs_N2G = inputs_MG.index_select(0, back_M).view(len(back_M) // 2, 2 * inputs_MG.shape[1])
-    biases = torch.stack([gates_NG.sum(0) for gates_NG, _ in pairs])
-    return inputs_N2G, torch.stack([weight_gradient(*pair) for pair in pairs]), biases
+    Args:
+        ahead, behind: input weight, recurrent weight and both biases of a direction, with the gates i, f, g, o.
+    """
+    stacked = []
+    for parameters in zip(ahead, behind, strict=True):
+        i, f, g, o = torch.stack(parameters).chunk(4, 1)
+        stacked.append(torch.cat([i, f, o, g], 1))
+    input_weight_KGD, weight_KGH, bias_KG, recurrent_bias_KG = stacked
+    layer = StackedLayer(input_weight_KGD, bias_KG + recurrent_bias_KG, weight_KGH, None, None, None)
+    inputs_KND = torch.stack([x_ND, x_ND.index_select(0, turned_N)])
+    zeros_KSH = x_ND.new_zeros(2, steps.batch_sizes[0], weight_KGH.shape[2])
+    [(outputs_KNH, _, _)] = run_groups(CPUArithmetic(), [layer], [inputs_KND], [zeros_KSH], [zeros_KSH], steps)
+    return of_tokens(outputs_KNH, turned_N)
 
 
 BLOCKS = 5  # gates of a cell

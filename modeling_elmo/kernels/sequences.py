@@ -10,6 +10,7 @@ order i, f, o, g (the candidate); K directions; L layers; B rows of the batch.
 
 from collections.abc import Callable
 from functools import cached_property
+from itertools import accumulate
 from typing import NamedTuple
 
 import torch
@@ -56,6 +57,12 @@ class Steps:
 
     def to(self, device: torch.device) -> "Steps":
         return Steps(self.batch_sizes, device)
+
+    @cached_property
+    def rows(self) -> list[slice]:
+        """The rows of each step."""
+        ends = [*accumulate(self.batch_sizes)]
+        return [slice(end - size, end) for size, end in zip(self.batch_sizes, ends, strict=True)]
 
     @cached_property
     def _starts(self) -> tuple[Tensor, Tensor]:
