@@ -6,7 +6,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any, ClassVar
 
 import torch
@@ -17,9 +16,6 @@ from torch.optim.lr_scheduler import LRScheduler, StepLR
 from torch.utils.data import SequentialSampler
 from transformers import PrinterCallback, ProgressCallback, Trainer, TrainerCallback, TrainerState, TrainingArguments
 from transformers.utils import is_torch_tf32_available, logging
-
-from modeling_elmo import ELMoConfig
-from modeling_elmo.heads.tagger import ELMoForTokenClassification
 
 from ..cards.card import check_repository
 from ..program.command_line import option
@@ -115,23 +111,6 @@ class TaskTrainingArguments(TrainingArguments):
             self.mixed_precision = "no"  # super has read the launcher's
         self.__dict__.update(given)  # which Trainer replaces by the loss; `for_trainer` knows the metric
         check_processes(self.world_size)
-
-    def rehearse(self):
-        """Trains a tiny head for a step, for Trainer refuses many options only when it trains, after all is encoded."""
-        if self.fsdp or self.deepspeed:  # whose engines are set up for the first model of a process
-            return
-        config = ELMoConfig.from_preset("tiny", head="linear")
-        rows = [{"input_ids": [1, 1], "character_ids": [[1] * config.max_word_length] * 2, "labels": [0, 1]}]
-        with TemporaryDirectory() as folder:
-            changes: dict[str, Any] = {"output_dir": folder, "max_steps": 1, "save_strategy": "no", "ema_decay": 0.0}
-            changes |= {"load_best_model_at_end": False, "metric_for_best_model": "score", "greater_is_better": True}
-            options = replace(self, **changes | {"push_to_hub": False})
-            data: dict[str, Any] = {"train_dataset": rows, "eval_dataset": rows}
-            score = lambda *_, **__: {"score": 0.0}  # noqa: E731
-            trainer = TaskTrainer(ELMoForTokenClassification(config), options, compute_metrics=score, **data)
-            trainer.callback_handler.callbacks.clear()  # trackers and bars
-            trainer.train()
-            trainer.predict(rows)
 
     def for_trainer(self, metric: str, has_validation: bool) -> "TaskTrainingArguments":
         """A copy for Trainer, which keeps the checkpoint with the best `metric`.

@@ -172,7 +172,7 @@ class ProgramParser(HfArgumentParser):
     def _group(self, group: type, options: dict[str, Any]) -> Any:
         """A group of options. An error that goes away with the default of one option is about this option."""
         try:
-            return _rehearsed(group, options)
+            return group(**options)
         except Exception as error:
             if is_mistake_of_user(error) and (isinstance(error, OSError) or "--" in str(error)):  # it names the option
                 raise
@@ -180,7 +180,7 @@ class ProgramParser(HfArgumentParser):
             for name, value in options.items():
                 with suppress(Exception):
                     if value != (default := self.get_default(name)):
-                        _rehearsed(group, {**options, name: default})
+                        group(**{**options, name: default})
                         causes.append(f"--{name} {value}")
             if not causes:
                 raise
@@ -259,14 +259,6 @@ def refuse_names_not_utf8(names: Iterable[str]):
     for name in names:
         if name != name.encode(errors="replace").decode():
             raise ValueError(f"{name} is not UTF-8; if it is the name of a file, rename the file.")
-
-
-def _rehearsed(group: type, options: dict[str, Any]) -> Any:
-    """A group may have a method `rehearse`, which refuses what a library would refuse only after much work."""
-    built = group(**options)
-    if hasattr(built, "rehearse"):
-        built.rehearse()
-    return built
 
 
 def keep_memory() -> None:
