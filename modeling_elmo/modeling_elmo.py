@@ -311,16 +311,16 @@ class ScalarMix(nn.Module):
 
     def penalty(self) -> Tensor:
         """`scalar_mix_l2 * ||s||^2` on the raw weights (section 3.3). Large values keep the mix near the average."""
-        return self(None)  # an offloaded parameter can be read only inside the call of its module
+        if self.weights is None:
+            return fetched(self, "gamma").new_zeros(())
+        return self.l2 * fetched(self, "weights").square().sum()
 
-    def forward(self, hidden_states: tuple[Tensor, ...] | None, attention_mask: Tensor | None = None) -> Tensor:
+    def forward(self, hidden_states: tuple[Tensor, ...], attention_mask: Tensor | None = None) -> Tensor:
         """Mixes the layers, each `(batch, time, width)`; zeros where `attention_mask` `(batch, time)` is 0.
 
         The layers may also have the real tokens only, `(tokens, width)`, and the mix has then, too; the layer norm
         `"bilm"` then needs the mask, which shows the rows.
         """
-        if hidden_states is None:
-            return self.l2 * (self.weights if self.weights is not None else self.gamma.new_zeros(1)).square().sum()
         if len(hidden_states) != self.num_layers:
             raise ValueError(
                 f"ScalarMix received {len(hidden_states)} layers; pass all {self.num_layers} of `hidden_states`."
@@ -328,9 +328,14 @@ class ScalarMix(nn.Module):
         if attention_mask is None:
             attention_mask = hidden_states[0].new_ones(hidden_states[0].shape[:-1])
         mask_BT = attention_mask.bool()
-        layers = [self._normalize(layer, mask_BT) for layer in hidden_states] if self.layer_norm else hidden_states
-        mixed = self.gamma * sum(weight * layer for weight, layer in zip(self.layer_weights(), layers, strict=True))
-        return mixed.masked_fill(~mask_BT[..., None], 0) if mixed.dim() == 3 else mixed
+        layers = hidden_states
+        if self.layer_norm:
+            layers = tuple(self._normalize(layer, mask_BT) for layer in hidden_states)
+        # equation (1): s_j are the softmax-normalized weights
+        mixed = self.gamma * sum(s_j * h_j for s_j, h_j in zip(self.layer_weights(), layers, strict=True))
+        if mixed.dim() == 3:
+            mixed = mixed.masked_fill(~mask_BT[..., None], 0)
+        return mixed
 
     def _normalize(self, layer: Tensor, mask_BT: Tensor) -> Tensor:
         if self.layer_norm == "token":
