@@ -33,6 +33,15 @@ PROGRAMS = {
     "doctor": ("doctor", "print versions, processor, accelerators and chosen backends"),
 }
 
+# Variables that tqdm reads when it is imported. In a log, a bar is a line every half minute, and none before the first.
+LINES_OF_PROGRESS = {
+    "TQDM_DELAY": "30",
+    "TQDM_MININTERVAL": "30",
+    "TQDM_MAXINTERVAL": "30",
+    "TQDM_POSITION": "0",  # no bar below another
+    "TQDM_BAR_FORMAT": "{desc}: {percentage:3.0f}% {n_fmt}/{total_fmt} [{elapsed}<{remaining}, {rate_fmt}{postfix}]\n",
+}
+
 
 def main() -> None:
     try:
@@ -62,6 +71,9 @@ def answer(name: str = "--help", *options: str) -> None:
 
 def run_program(name: str, *options: str) -> None:
     sys.argv = [f"elmo {name}", *options]  # the name in the help and in errors
+    if sys.stderr and not sys.stderr.isatty():
+        for variable, value in LINES_OF_PROGRESS.items():
+            os.environ.setdefault(variable, value)
     package = "modeling_elmo.run_scripts"
     run, module = import_module(f"{package}.program.command_line").run, PROGRAMS[name][0]
     task = [name] if module == "run_task" else []  # one program for all tasks

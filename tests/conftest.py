@@ -6,7 +6,6 @@ import tempfile
 import pytest
 import torch
 from hypothesis import settings
-from tqdm.std import tqdm
 
 # No network, and no files cached by another run or another worker. Set before huggingface_hub is imported, which
 # reads these variables once.
@@ -25,13 +24,6 @@ settings.load_profile("no_deadline")
 def pytest_configure(config):
     for mark in ("accelerate_tests", "flash_attn_test", "flash_attn_3_test", "flash_attn_4_test", "torch_compile_test"):
         config.addinivalue_line("markers", f"{mark}: used by transformers' own tests in test_common_modeling.py")
-
-
-@pytest.fixture(autouse=True)
-def plain_bars(monkeypatch):
-    """`run` of a program changes all bars of its process; each test begins with those of tqdm."""
-    for name in ("display", "clear", "close"):
-        monkeypatch.setattr(tqdm, name, getattr(tqdm, name))
 
 
 @pytest.fixture

@@ -3,12 +3,14 @@
 Small functions stand in for programs with mistakes of a user and with bugs.
 """
 
+import contextlib
 import errno
 import io
 import os
 import re
 import subprocess
 import sys
+from collections import defaultdict
 from dataclasses import KW_ONLY, dataclass, field, fields
 from importlib import import_module
 from pathlib import Path
@@ -22,6 +24,7 @@ from transformers import AutoModel, TrainingArguments
 from modeling_elmo import ELMoConfig
 from modeling_elmo.conversion.files import read_arrays
 from modeling_elmo.run_scripts import modeling_elmo_cli
+from modeling_elmo.run_scripts.fine_tuning.tasks import TASKS
 from modeling_elmo.run_scripts.program.command_line import (
     ProgramParser,
     is_mistake_of_user,
@@ -301,6 +304,34 @@ training options:
   --bf16"""
 
 
+OPTIONS = ROOT / "tests" / "fixtures" / "options.txt"
+
+
+def test_the_options_of_all_programs_are_in_the_list():
+    """A line for each option, with its programs: a name has one meaning in all of them."""
+    programs = defaultdict(list)
+    for name, (module, _) in modeling_elmo_cli.PROGRAMS.items():
+        tasks = [[name]] if module == "run_task" else [[]]
+        if name == "reproduce":
+            tasks = [[task] for task in (*TASKS, "all")]
+        for task in tasks:
+            for option in options_in_help(module, *task, "--help"):
+                programs[option].append(" ".join([name] if module == "run_task" else [name, *task]))
+    lines = [f"{option}: {', '.join(names)}" for option, names in sorted(programs.items())]
+    listed = OPTIONS.read_text(encoding="utf-8").splitlines()
+    differences = [f"+ {line}" for line in lines if line not in listed]
+    differences += [f"- {line}" for line in listed if line not in lines]
+    advice = "Options have changed. Describe a new one on its page in docs/, then bring the list up to date:"
+    if differences:
+        pytest.fail("\n".join([f"{OPTIONS}: {advice}", *differences]), pytrace=False)
+
+
+def options_in_help(module: str, *arguments: str) -> list[str]:
+    with contextlib.redirect_stdout(io.StringIO()) as stdout, pytest.raises(SystemExit):
+        import_module(f"modeling_elmo.run_scripts.{module}").main([*arguments])
+    return re.findall(r"^  (--\w+)", stdout.getvalue(), re.MULTILINE)
+
+
 def test_options_become_one_object_per_group():
     first, second = parser().parse(["--model_name_or_path", "m", "--no_shuffle", "--train-file", "t", "--seed", "3"])
     assert (first.model_name_or_path, first.shuffle, first.train_file, second.seed) == ("m", False, "t", 3)
@@ -391,7 +422,7 @@ def test_freed_memory_is_kept_for_the_next_array():
     """Unless the user decides by a variable of glibc."""
     code = (
         "import numpy, resource\n"
-        "from modeling_elmo.run_scripts.program.command_line import keep_memory; keep_memory()\n"
+        "from modeling_elmo.run_scripts.program.memory import keep_memory; keep_memory()\n"
         "faults = lambda: resource.getrusage(resource.RUSAGE_SELF).ru_minflt\n"
         "numpy.ones(2**24); before = faults(); numpy.ones(2**24); print(faults() - before)"
     )

@@ -1,6 +1,5 @@
-"""The command line of every program: its options, its help, its errors, and its progress in a log."""
+"""The command line of every program: its options, its help and its errors."""
 
-import ctypes
 import errno
 import io
 import math
@@ -22,9 +21,10 @@ from typing import Any, NoReturn
 
 from huggingface_hub.errors import StrictDataclassError
 from safetensors import SafetensorError
-from tqdm.std import tqdm  # the class below all bars, also those of transformers, datasets and huggingface_hub
 from transformers import HfArgumentParser
 from transformers.hf_argparser import string_to_bool
+
+from .memory import keep_memory
 
 USER_ERROR = 2  # argparse's exit status
 INTERRUPTED = 130  # the shell's exit status for Ctrl-C
@@ -32,8 +32,6 @@ UNREAD_OUTPUT = 141  # the shell's exit status for a program whose output nobody
 # A user can put these errors right. All others are bugs.
 MISTAKES = (ValueError, OSError, ImportError, FloatingPointError, StrictDataclassError, SafetensorError)
 OUR_PACKAGES = ("modeling_elmo", "transformers_modules", "__main__")  # the second holds the code of checkpoints
-# glibc's numbers: the size of arrays that are mapped; how much free memory is kept; what is taken beyond a request.
-MALLOC_OPTIONS = {-3: 2**30, -1: 2**31 - 1, -2: 2**26}
 MOST_CHOICES = 10  # shown in the help; Trainer's --optim has 42
 # Options of all programs that name what they replace, and what they read.
 OUTPUT_OPTIONS = ("output", "output_dir", "page")
@@ -46,8 +44,6 @@ INPUT_OPTIONS = (
 # Other JSON files of a folder that is read are results.
 JSON_OF_MODELS = ("config.json", "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json")
 TRAINER_OPTIONS = "options of transformers' Trainer"
-LINE_SECONDS = 30.0  # between two lines of progress; a shorter bar has none
-CLOSE_BAR = tqdm.close
 
 POSITIVE = """
     adam_epsilon batch_size batch_tokens bin_width early_stopping_patience eval_steps gradient_accumulation_steps
@@ -261,33 +257,6 @@ def refuse_names_not_utf8(names: Iterable[str]):
             raise ValueError(f"{name} is not UTF-8; if it is the name of a file, rename the file.")
 
 
-def keep_memory() -> None:
-    """Lets glibc keep the memory of large arrays for the next ones, which else come from the system page by page."""
-    if sys.platform != "linux" or any(name.startswith(("MALLOC_", "GLIBC_TUNABLES")) for name in os.environ):
-        return
-    with suppress(AttributeError):  # other C libraries
-        mallopt = ctypes.CDLL(None).mallopt
-        for option, value in MALLOC_OPTIONS.items():
-            mallopt(option, value)
-
-
-def display_line(bar: Any, *_: Any, **__: Any) -> None:
-    """Writes a line, if one is due: task, steps, time passed and left, mean speed, and what the loop has added."""
-    state = bar.format_dict
-    if state["elapsed"] - getattr(bar, "last_line", 0) >= LINE_SECONDS or (bar.disable and hasattr(bar, "last_line")):
-        bar.last_line = state["elapsed"]
-        name = bar.desc or Path(sys.argv[0]).name + (": " if bar.leave else ", evaluation: ")  # Trainer names no bar
-        bar.fp.write(bar.format_meter(**state | {"prefix": name, "ncols": 0, "rate": None}) + "\n")
-
-
-def close_with_line(bar: Any) -> None:
-    stays = bar.leave and not getattr(bar, "disable", True)
-    bar.sp = None  # tqdm itself then writes nothing
-    CLOSE_BAR(bar)
-    if stays:
-        display_line(bar)
-
-
 def run(main: Callable[[], Any]) -> None:
     """Runs a program as a process: exit status 2 and one line for a mistake of the user, a traceback for a bug.
 
@@ -299,8 +268,6 @@ def run(main: Callable[[], Any]) -> None:
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):  # escapes for what its encoding lacks; a log is read while it grows
             stream.reconfigure(errors="backslashreplace", line_buffering=True)
-    if sys.stderr and not sys.stderr.isatty():
-        tqdm.display, tqdm.clear, tqdm.close = display_line, lambda *_, **__: None, close_with_line
     try:
         main()
         distributed = sys.modules.get("torch.distributed")
