@@ -8,7 +8,8 @@
 
 The plain definition is in this file. To step through it, set a breakpoint at any line and compute inside
 `with elmo_backend("reference"):`. Elsewhere, other code computes the same faster: tables of convolutions and a cache of
-words (`encoder.py`), both directions at once (`directions.py`), and products and cells (`kernels/`).
+words (`encoder.py`), both directions at once (`directions.py`), and products and cells (`kernels/`). The softmax over
+words, full, sampled or adaptive, is in `softmax.py`.
 
 Where the paper is silent, bilm-tf, the program of its authors, decides:
 
@@ -82,7 +83,7 @@ from .softmax import Candidates, ELMoSoftmax
 
 
 class ELMoCharacterEncoder(nn.Module):
-    """Convolutions over a word's characters, the maximum of each over positions, and highway layers (Kim et al. 2016).
+    """Convolutions over a word's characters, the maximum of each over positions, and highway layers (Kim et al. 2015).
 
     Shape:
         characters: `(..., max_word_length)`, ids.
