@@ -2,7 +2,6 @@
 
 import itertools
 import math
-import unicodedata
 
 import pytest
 import torch
@@ -164,16 +163,3 @@ def test_markers_that_a_context_spells_are_no_answer(pipe):
 def test_a_short_window_shares_half_of_it(pipe):
     found = pipe(question=QUESTION, context=CONTEXT, max_seq_len=20)
     assert found == pipe(question=QUESTION, context=CONTEXT, max_seq_len=20, doc_stride=10)
-
-
-def test_letters_in_parts_have_the_answers_of_composed_ones():
-    tokenizer = ELMoTokenizer(vocab=["<S>", "</S>", "<UNK>", "café"], pre_tokenization="treebank", plain_signs=True)
-    torch.manual_seed(0)
-    config = ELMoConfig.from_preset("tiny", vocab_size=len(tokenizer), task_hidden_size=6)
-    pipe = ELMoQuestionAnsweringPipeline(model=ELMoForQuestionAnswering(config), tokenizer=tokenizer)
-    texts = {"question": "Où est le café-bar ?", "context": "Le café-bar/théâtre d'Émile est à Liège, près de là."}
-    apart = {name: unicodedata.normalize("NFD", text) for name, text in texts.items()}
-    for found, expected in zip(pipe(apart, top_k=8), pipe(texts, top_k=8), strict=True):
-        assert found["answer"] == apart["context"][found["start"] : found["end"]]
-        assert unicodedata.normalize("NFC", found["answer"]) == expected["answer"]
-        assert found["score"] == pytest.approx(expected["score"], rel=1e-5)

@@ -1,8 +1,6 @@
 """The pipeline of semantic roles against the model, a row at a time, and spans in plain loops."""
 
-import math
 import re
-import unicodedata
 from unittest.mock import patch
 
 import pytest
@@ -191,15 +189,6 @@ def test_calls_that_are_refused(pipe, inputs, options, shown):
         pipe(inputs, **options)
 
 
-def test_weights_that_are_not_finite_raise_an_error(pipe):
-    for layer, options in ((pipe.model.predicate_classifier, {}), (pipe.model.classifier, {"predicates": [0]})):
-        kept = layer.bias.data.clone()
-        layer.bias.data.fill_(math.nan)
-        with pytest.raises(ValueError, match="Some logits are not finite"):
-            pipe(TEXTS[0], **options)
-        layer.bias.data.copy_(kept)
-
-
 def test_markers_that_a_sentence_spells_are_no_words_of_a_role(pipe):
     tokenizer = ELMoTokenizer(
         vocab=["<S>", "</S>", "<UNK>"], pre_tokenization="whitespace", literal_markers=True, padding_side="right"
@@ -227,23 +216,3 @@ def test_folders_have_the_pipeline(pipe, tmp_path):
 def test_words_are_given_to_every_call_of_a_pipeline(pipe):
     reader = ELMoSemanticRolePipeline(model=pipe.model, tokenizer=pipe.tokenizer, is_split_into_words=True)
     assert reader(WORDS[0]) == pipe(WORDS[0], is_split_into_words=True)
-
-
-def test_letters_in_parts_have_the_roles_of_composed_ones(pipe):
-    tokenizer = ELMoTokenizer(vocab=["<S>", "</S>", "<UNK>"], pre_tokenization="treebank", plain_signs=True)
-    pipe = ELMoSemanticRolePipeline(model=pipe.model, tokenizer=tokenizer)
-    text = "Émile's café-bar/théâtre opened, and Zoë didn't see it."
-    apart = unicodedata.normalize("NFD", text)
-    found, expected = pipe(apart), pipe(text)
-    assert len(expected["verbs"]) > 1 and list(map(composed, found["words"])) == expected["words"]
-    for verb, expected_verb in zip(found["verbs"], expected["verbs"], strict=True):
-        assert verb["tags"] == expected_verb["tags"]
-        assert composed(verb["description"]) == expected_verb["description"]
-        for argument, expected_argument in zip(verb["arguments"], expected_verb["arguments"], strict=True):
-            assert argument["text"] == apart[argument["start"] : argument["end"]]
-            assert composed(argument["text"]) == expected_argument["text"]
-            assert argument["score"] == pytest.approx(expected_argument["score"], rel=1e-5)
-
-
-def composed(text: str) -> str:
-    return unicodedata.normalize("NFC", text)

@@ -99,17 +99,6 @@ def test_literal_markers():
         assert encoded["character_ids"][4].tolist() == row("<PAD>", 7)
 
 
-def test_literal_markers_of_a_lexicon():
-    options = {"alphabet": "lexicon", "lexicon": LEXICON, "max_word_length": 9, "pre_tokenization": "whitespace"}
-    tokenizer = ELMoTokenizer(vocab=VOCABULARY, literal_markers=True, **options)
-    for encoded in (tokenizer(["<bos>", "<S>", "<eos>"], **GIVEN), tokenizer("<bos> <S> <eos>")):
-        assert encoded["input_ids"] == [1, 1, 3, 2, 2]
-        bos, eos, spelled = [5, 1, 6, 4, 4], [5, 2, 6, 4, 4], [5, 3, 3, 3, 6]
-        assert encoded["character_ids"].tolist() == [bos, bos, spelled, eos, eos]
-    truncated = tokenizer("<bos> <S> <eos>", truncation=True, max_length=4)
-    assert truncated["input_ids"] == [1, 1, 3, 2]
-
-
 def test_long_words_are_cut_before_the_look_up():
     vocabulary = [*VOCABULARY, "chess", "chessboard"]
     for cut, expected in ((True, [0, 0, 0]), (False, [0, 1, None])):
@@ -344,15 +333,6 @@ def test_an_empty_word_has_no_characters(tokenizer, options):
     assert windows == [encoding.offsets for encoding in encoded.encodings[1 : 1 + len(windows)]]
 
 
-def test_an_empty_word_of_a_pair_has_no_characters(tokenizer):
-    encoded = tokenizer(["a", ""], ["", "cat"], **GIVEN)
-    assert encoded.encodings[0].offsets == [(0, 0), (0, 1), (0, 0), (0, 0), (0, 0), (0, 0), (0, 3), (0, 0)]
-    for place, (word, part), characters in ((2, (1, 0), (0, 0)), (5, (0, 1), (0, 0)), (6, (1, 1), (0, 3))):
-        assert encoded.token_to_chars(0, place) == characters
-        assert encoded.word_to_chars(0, word, sequence_index=part) == characters
-    assert encoded.char_to_token(0, 0, sequence_index=1) == 6 and encoded.char_to_word(0, 0, sequence_index=1) == 1
-
-
 # `pad` and the stock collators
 
 
@@ -468,14 +448,6 @@ def test_encode_words(tokenizer):
     assert characters.tolist() == [row("the"), row("cat"), row("<S>")]
 
 
-def test_every_token_is_a_word_for_stock_code(tokenizer):
-    """The token-classification pipeline reads the prefix: a token as long as its text is a word."""
-    assert len(tokenizer.backend_tokenizer.model.continuing_subword_prefix) == 1
-    encoded = tokenizer("in (London), the", return_offsets_mapping=True)
-    for token, (start, end) in zip(encoded.tokens(), encoded["offset_mapping"], strict=True):
-        assert token in ("<S>", "</S>", "<UNK>") or len(token) == end - start
-
-
 # Vocabulary
 
 
@@ -543,12 +515,6 @@ def test_added_tokens_are_whole_in_raw_text(tmp_path, pre_tokenization, is_speci
             assert [text[slice(*encoded.token_to_chars(0, place))] for place in range(1, 9)] == words
         assert tokenizer([words], **GIVEN)["input_ids"] == [[1, *ids, 2]]
         assert tokenizer([["x [E1] y"]], **GIVEN)["input_ids"] == [[1, 3, 2]]
-
-
-def test_added_words_of_one_piece_are_not_looked_for(tokenizer):
-    tokenizer = copy.deepcopy(tokenizer)
-    tokenizer.add_tokens(["cat"])
-    assert tokenizer("cat-like concat")["input_ids"] == [1, 3, 3, 2] and not tokenizer.splitter.added
 
 
 # Unknown words with a known lowercase form
@@ -676,12 +642,6 @@ def test_two_rounds_of_saving(tmp_path, options):
     previous.save_pretrained(tmp_path)
     written = json.loads((tmp_path / "tokenizer_config.json").read_text(encoding="utf-8"))
     assert not {"is_local", "local_files_only"} & written.keys()  # state of the call that loaded it
-
-
-def test_options_may_change_on_loading(tmp_path):
-    ELMoTokenizer(vocab=VOCABULARY).save_pretrained(tmp_path)
-    tokenizer = ELMoTokenizer.from_pretrained(tmp_path, pre_tokenization="whitespace", max_word_length=8)
-    assert [tokenizer(text)["character_ids"].shape for text in ("can't", "incomprehensible")] == [(3, 7), (3, 8)]
 
 
 def test_use_leaves_no_trace(tokenizer):
