@@ -141,19 +141,6 @@ def test_wrong_checkpoints_are_refused(checkpoint, tmp_path):
             convert_checkpoint(TensorFlowCheckpoint, checkpoint, tmp_path / "model", optimizer_state=True)
 
 
-@pytest.mark.parametrize(
-    ("layers", "message"),
-    [(10**9, "Correct lstm.n_layers in .*options.json: .* is 1000000000; pass at most 100"), (3, "Cell2/.* none")],
-)
-def test_layers_that_the_weights_lack_are_refused(checkpoint, tmp_path, layers, message):
-    options = json.loads((checkpoint / "options.json").read_text())
-    options["lstm"]["n_layers"] = layers
-    (checkpoint / "options.json").write_text(json.dumps(options))
-    with pytest.raises(ValueError, match=message):
-        convert_checkpoint(TensorFlowCheckpoint, checkpoint, tmp_path / "model")
-    assert not (tmp_path / "model").exists()
-
-
 @pytest.mark.parametrize("kind", KINDS)
 def test_accumulators_have_the_layout_of_the_parameters(tmp_path, kind):
     folder = convert_checkpoint(TensorFlowCheckpoint, FIXTURES / kind, tmp_path / "model", optimizer_state=True)

@@ -10,7 +10,6 @@ import pytest
 import torch
 from head_models import (
     HEADS,
-    PAPER_NETWORKS,
     PLACEMENTS,
     SPANS,
     aligned,
@@ -27,7 +26,6 @@ from head_models import (
     make_model,
     make_network,
     make_network_inputs,
-    marked,
     mixed,
     read_by,
     row_of,
@@ -45,12 +43,11 @@ from modeling_elmo import (
     ELMoForTokenClassification,
     ELMoModel,
 )
-from modeling_elmo.heads import packed_texts, task_model
+from modeling_elmo.heads import task_model
 from modeling_elmo.heads.classifier import BiattentiveClassifier, ESIMClassifier
 from modeling_elmo.heads.reader import SpanReader
 from modeling_elmo.heads.recurrence import VariationalDropout
 from modeling_elmo.inputs import pad
-from modeling_elmo.kernels import products
 
 # Inputs of the networks
 
@@ -461,30 +458,6 @@ def test_torch_compile_compiles_a_linear_head_once():
         torch.testing.assert_close(found, expected)
         counts.append(len(graphs))
     assert counts[0] > 0 and set(counts) == {counts[0]}
-
-
-@pytest.mark.parametrize("name", [*(f"{network}-both" for network in PAPER_NETWORKS), "tagger-linear"])
-def test_a_long_text_costs_its_own_words_alone(name, monkeypatch):
-    """Beside short texts in a batch: the multiplications, and the largest tensor of a training step.
-
-    With padding they would be ten times as many. Pairs of words in texts of similar length may be twice as many.
-    """
-    monkeypatch.setattr(products, "FEW_PRODUCTS", 1e12)  # products that the profiler counts
-    monkeypatch.setattr(packed_texts, "FEW_PAIRS", 0)
-    cls, options = HEADS[name]
-    model = make_model(cls, **options, projection_size=64, lstm_hidden_size=64, task_hidden_size=40)
-    is_tagger = isinstance(model, (ELMoForTokenClassification, ELMoForSemanticRoleLabeling))
-    rows = [*[3] * 20, 40] if is_tagger else [*[(2, 3)] * 20, (10, 30)]
-    costs = []
-    for part in (rows[:-1], [rows[-1]] * 3, rows):  # targets are for three rows or more
-        batch = make_batch(model.config, part)
-        batch = marked(batch) if isinstance(model, ELMoForSemanticRoleLabeling) else batch
-        with torch.profiler.profile(profile_memory=True, with_flops=True) as profile:
-            model(**batch, **targets_of(model, batch)).loss.backward()
-        events = profile.events()
-        costs.append((sum(event.flops or 0 for event in events), max(event.self_cpu_memory_usage for event in events)))
-    (short, small), (long, large), (together, largest) = costs
-    assert 0 < together <= 2 * (short + long / 3) and 0 < largest <= 2 * (small + large / 3)
 
 
 @every_head
