@@ -16,7 +16,7 @@ from modeling_elmo.run_scripts.cards.card import (
     write_card_facts,
     write_result,
 )
-from modeling_elmo.run_scripts.cards.tables import code_span, escape_markdown, markdown_table, one_line
+from modeling_elmo.run_scripts.cards.tables import code_span, escape_markdown, markdown_table
 from modeling_elmo.run_scripts.program.command_line import ProgramParser
 
 HOSTILE = "{{ 7 * 7 }} {% raw %} **bold** [link](u) <b> `code` |"
@@ -123,13 +123,6 @@ def test_records_do_not_show_folders():
 def test_only_names_of_the_hub_are_named_there():
     assert hub_name("someone/elmo") == "someone/elmo"
     assert {hub_name(name) for name in (None, ".", "../gone/elmo", "runs/a/b")} == {None}
-
-
-def test_lists_are_shortened():
-    names = [f"part_{number}" for number in range(12)]
-    assert one_line(names) == ", ".join(names[:10]) + ", and 2 more"
-    assert one_line(names, most=12) == ", ".join(names)
-    assert one_line([["a", "b"], "c\n d"]) == "a, b, c d"
 
 
 def test_values_in_markdown():
