@@ -5,7 +5,8 @@ drawn; without matplotlib, or if there is nothing to draw, it logs a warning tha
 """
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import wraps
 from pathlib import Path
 from typing import Any
@@ -62,17 +63,16 @@ def new_figure(width: float, height: float) -> Any:
 @picture
 def draw_curve(trainings: Sequence[dict[str, Any]], config: ELMoConfig):
     """Held-out perplexity and training loss of a biLM's trainings, one after the other, over their steps."""
-    log: list[dict[str, Any]] = []
-    ends = []
-    for training in trainings:
-        before = ends[-1] if ends else 0
-        log += [{**entry, "step": entry["step"] + before} for entry in training["log"] if entry["step"] or not before]
-        ends.append(log[-1]["step"] if log else 0)
-        published_step = training["published_step"] + before
+    log, ends = joined_log(trainings)
+    before = ends[-2] if len(ends) > 1 else 0
+    published_step = trainings[-1]["published_step"] + before
     losses = {loss_kind(name, config): curve_of(log, name) for name in ("loss", "sampled_loss")}
     perplexities = {label: curve_of(log, name) for name, label in DIRECTIONS.items()}
-    panels = {"held-out perplexity (log scale)": perplexities, "training loss\n(nats per prediction)": losses}
-    panels = {title: curves for title, curves in panels.items() if any(curves.values())}
+    panels = {}
+    if any(perplexities.values()):
+        panels["held-out perplexity (log scale)"] = perplexities
+    if any(losses.values()):
+        panels["training loss\n(nats per prediction)"] = losses
     if not panels:
         return None
     figure = new_figure(8, 0.5 + 2.75 * len(panels))
@@ -80,11 +80,11 @@ def draw_curve(trainings: Sequence[dict[str, Any]], config: ELMoConfig):
     for axis, (title, curves) in zip(axes, panels.items(), strict=True):
         for label, curve in curves.items():
             if curve:
-                axis.plot(*zip(*curve, strict=True), ".-", label=label, linewidth=1, markersize=4)
-        label = f"published: step {published_step:,}"
-        axis.axvline(published_step, color="0.5", linestyle="--", linewidth=1, label=label)
+                steps, values = zip(*curve, strict=True)
+                axis.plot(steps, values, ".-", label=label, linewidth=1, markersize=4)
+        mark_step(axis, published_step, "--", "published")
         for end in ends[:-1]:
-            axis.axvline(end, color="0.5", linestyle=":", linewidth=1, label=f"trained further: step {end:,}")
+            mark_step(axis, end, ":", "trained further")
         axis.set_ylabel(title)
         axis.grid(alpha=0.3)
         axis.legend(fontsize=8)
@@ -96,6 +96,23 @@ def draw_curve(trainings: Sequence[dict[str, Any]], config: ELMoConfig):
     return figure
 
 
+def joined_log(trainings: Sequence[dict[str, Any]]) -> tuple[LogEntries, list[int]]:
+    """The entries of all trainings, whose steps go on, and the last step of each training."""
+    log: list[dict[str, Any]] = []
+    ends: list[int] = []
+    for training in trainings:
+        before = ends[-1] if ends else 0
+        for entry in training["log"]:
+            if entry["step"] or not before:  # step 0 of a later training is the end of the one before
+                log.append({**entry, "step": entry["step"] + before})
+        ends.append(log[-1]["step"] if log else 0)
+    return log, ends
+
+
+def mark_step(axis, step: int, line: str, event: str):
+    axis.axvline(step, color="0.5", linestyle=line, linewidth=1, label=f"{event}: step {step:,}")
+
+
 def loss_kind(name: str, config: ELMoConfig) -> str:
     """The softmax that a loss in the log was computed with."""
     if name == "sampled_loss":
@@ -104,7 +121,7 @@ def loss_kind(name: str, config: ELMoConfig) -> str:
 
 
 def curve_of(entries: LogEntries, name: str) -> Curve:
-    return [(entry["step"], entry[name]) for entry in entries if name in entry and math.isfinite(entry[name])]
+    return [(entry["step"], entry[name]) for entry in entries if math.isfinite(entry.get(name, math.nan))]
 
 
 @picture
@@ -116,8 +133,8 @@ def draw_layer_weights(records: Sequence[RunRecord]):
     matrix = np.column_stack(list(weights.values()))
     names = layer_names(len(matrix))
     figure = new_figure(2.6 + 0.9 * len(weights), 1.5 + 0.6 * len(names))
-    texts = [[f"{weight:.2f}" for weight in row] for row in matrix]
-    axis = draw_shares(figure, matrix, names, list(weights), "weight of the layer", texts)
+    axis = draw_shares(figure, matrix, names, list(weights), "weight of the layer")
+    write_cells(axis, matrix, matrix, ".2f")
     axis.invert_yaxis()  # the first layer at the bottom, as in the network
     return figure
 
@@ -130,35 +147,41 @@ def draw_confusion(matrix: Sequence[Sequence[int]], labels: Sequence[str]):
     size = 0.6 * len(labels) if has_numbers else min(max(9, 0.2 * len(labels)), 30)
     figure = new_figure(size + 3.5, size + 2)
     shares = counts / np.maximum(counts.sum(1, keepdims=True), 1)
-    texts = [[f"{count:,}" for count in row] for row in counts] if has_numbers else []
-    draw_shares(figure, shares, labels, labels, "share of the gold label", texts).set(xlabel="predicted", ylabel="gold")
+    axis = draw_shares(figure, shares, labels, labels, "share of the gold label")
+    if has_numbers:
+        write_cells(axis, shares, counts, ",")
+    axis.set(xlabel="predicted", ylabel="gold")
     return figure
 
 
-def draw_shares(figure, shares, rows: Sequence[str], columns: Sequence[str], title: str, texts) -> Any:
-    """Draws a matrix of shares as shades, with texts in the cells, and returns its axis."""
+def draw_shares(figure, shares: np.ndarray, rows: Sequence[str], columns: Sequence[str], title: str) -> Any:
+    """Draws a matrix of shares as shades, and returns its axis."""
     axis = figure.subplots()
-    figure.colorbar(axis.imshow(shares, cmap="Blues", vmin=0, vmax=1, aspect="auto"), label=title)
+    image = axis.imshow(shares, cmap="Blues", vmin=0, vmax=1, aspect="auto")
+    figure.colorbar(image, label=title)
     axis.set_xticks(range(len(columns)), map(plain, columns), **SLANTED_LABELS)
     axis.set_yticks(range(len(rows)), map(plain, rows))
-    for (row, column), text in np.ndenumerate(texts):
-        color = "white" if shares[row, column] > 0.6 else "black"
-        axis.text(column, row, text, ha="center", va="center", color=color, fontsize=9)
     return axis
+
+
+def write_cells(axis, shares: np.ndarray, numbers: np.ndarray, form: str):
+    """Writes a number in each cell of a matrix of shares."""
+    for (row, column), number in np.ndenumerate(numbers):
+        color = "white" if shares[row, column] > 0.6 else "black"
+        axis.text(column, row, format(number, form), ha="center", va="center", color=color, fontsize=9)
 
 
 @picture
 def draw_ablation(records: Sequence[RunRecord]):
     """The mean of each arm on each split, with its standard deviation."""
-    arms, splits = by_arm(records), splits_of(records)
+    arms = by_arm(records)
+    splits = splits_of(records)
     figure = new_figure(7, 1.3 + 0.45 * len(arms))
     axis = figure.subplots()
     for index, split in enumerate(splits):
-        shift = 0.2 * (index - (len(splits) - 1) / 2)
-        points = [(row + shift, *shown_score(runs, split)) for row, runs in enumerate(arms.values())]
-        heights, means, deviations = zip(*points, strict=True)
-        style = {**point_style(index), **ERROR_BARS}
-        axis.errorbar(means, heights, xerr=deviations, label=split, linestyle="", **style)
+        means, deviations = shown_scores(arms.values(), split)
+        heights = np.arange(len(arms)) + 0.2 * (index - (len(splits) - 1) / 2)
+        axis.errorbar(means, heights, xerr=deviations, label=split, linestyle="", **point_style(index), **ERROR_BARS)
     axis.set_yticks(range(len(arms)), list(arms))
     axis.set_ylim(len(arms) - 0.5, -0.5)  # the first arm at the top
     style_scores(axis, "x", records[0]["metric"], splits)
@@ -172,17 +195,22 @@ def draw_data_curve(records: Sequence[RunRecord]):
     The name of an arm is `family@share`; an arm without a share saw all data.
     """
     figure = new_figure(6, 4)
-    axis, split = figure.subplots(), splits_of(records)[-1]
+    axis = figure.subplots()
     axis.set_xscale("log")
-    families: dict[str, list[tuple[float, float, float]]] = {}
+    split = splits_of(records)[-1]
+    families: dict[str, dict[float, list[RunRecord]]] = defaultdict(dict)
     for arm, runs in by_arm(records).items():
-        families.setdefault(arm.partition("@")[0], []).append((data_share(arm), *shown_score(runs, split)))
-    for index, (family, points) in enumerate(families.items()):
-        shares, means, deviations = zip(*sorted(points), strict=True)
+        families[arm.partition("@")[0]][data_share(arm)] = runs
+    for index, (family, by_share) in enumerate(families.items()):
+        shares = sorted(by_share)
+        means, deviations = shown_scores([by_share[share] for share in shares], split)
         axis.errorbar(shares, means, yerr=deviations, label=family, **point_style(index), **ERROR_BARS)
-    sizes = {data_share(record["arm"]): record.get("train_samples") for record in records}
-    labels = [f"{100 * share:g} %" + (f" ({size:,})" if size else "") for share, size in sizes.items()]
-    axis.set_xticks(list(sizes), labels, **SLANTED_LABELS)
+    labels = {}
+    for record in records:
+        share = data_share(record["arm"])
+        size = record.get("train_samples")
+        labels[share] = f"{100 * share:g} % ({size:,})" if size else f"{100 * share:g} %"
+    axis.set_xticks(list(labels), labels.values(), **SLANTED_LABELS)
     axis.minorticks_off()
     axis.set_xlabel("share of the training data (examples)")
     style_scores(axis, "y", records[0]["metric"], [split])
@@ -194,10 +222,17 @@ def data_share(arm: str) -> float:
     return float(arm.partition("@")[2] or 1)
 
 
-def shown_score(runs: Sequence[RunRecord], split: str) -> tuple[float, float]:
-    """Mean and deviation of the runs' scores on a split, in percent except for errors."""
-    metric = runs[0]["metric"]
-    return mean_and_deviation(np.array(scores_on(runs, split, metric)) * (1 if metric in ERRORS else 100))
+def shown_scores(arms: Iterable[Sequence[RunRecord]], split: str) -> tuple[list[float], list[float]]:
+    """Mean and deviation of the scores of each arm on a split, in percent except for errors."""
+    means = []
+    deviations = []
+    for runs in arms:
+        metric = runs[0]["metric"]
+        scores = np.array(scores_on(runs, split, metric))
+        mean, deviation = mean_and_deviation(scores if metric in ERRORS else 100 * scores)
+        means.append(mean)
+        deviations.append(deviation)
+    return means, deviations
 
 
 def point_style(index: int) -> dict[str, Any]:
@@ -208,8 +243,12 @@ def point_style(index: int) -> dict[str, Any]:
 
 def style_scores(axis, along: str, metric: str, splits: Sequence[str]):
     """Labels the axis of the scores (`along`: x or y), and adds a legend if there are several lines."""
-    on = f" on {splits[0]}" if len(splits) == 1 else ""
-    axis.set(**{f"{along}label": f"{metric.replace('_', ' ')}{on}{'' if metric in ERRORS else ' (%)'}"})
+    label = metric.replace("_", " ")
+    if len(splits) == 1:
+        label += f" on {splits[0]}"
+    if metric not in ERRORS:
+        label += " (%)"
+    axis.set(**{f"{along}label": label})
     axis.grid(axis=along, alpha=0.3)
     axis.spines[["top", "right"]].set_visible(False)
     if len(axis.containers) > 1:
@@ -250,28 +289,35 @@ def draw_change(pairs: Sequence[Mapping[str, Any]], is_series: bool, vectors: Ma
         vectors: of each group. Shape: (uses, dimension).
     """
     figure = new_figure(13, 6)
-    panels = figure.subplot_mosaic([[name, "map"] for name in MEASURES_OF_CHANGE], width_ratios=[1, 1.2])
+    panels = figure.subplot_mosaic([["apd", "map"], ["prt", "map"]], width_ratios=[1, 1.2])
     labels = ["\n".join(map(plain, pair["groups"])) for pair in pairs]
     for name, title in MEASURES_OF_CHANGE.items():
-        axis = panels[name]
-        low = np.array([pair[name]["random_5"] for pair in pairs])
-        high = np.array([pair[name]["random_95"] for pair in pairs])
-        axis.bar(range(len(pairs)), high - low, bottom=low, width=0.6, color="0.8", label="90 % of random splits")
-        line = {**point_style(0), "linestyle": "-" if is_series else "none", "markersize": 5}
-        axis.plot([pair[name]["distance"] for pair in pairs], label="observed", **line)
-        axis.set(ylabel=title, xlim=(-0.6, len(pairs) - 0.4))
-        axis.use_sticky_edges = False  # else no space below the bars
-        axis.set_xticks(range(len(pairs)), labels if name == "prt" else [""] * len(pairs), **SLANTED_LABELS, fontsize=8)
-        axis.grid(axis="y", alpha=0.3)
+        draw_distances(panels[name], [pair[name] for pair in pairs], title, is_series)
+    panels["apd"].set_xticks(range(len(pairs)), [""] * len(pairs))
+    panels["prt"].set_xticks(range(len(pairs)), labels, **SLANTED_LABELS, fontsize=8)
     panels["apd"].legend(fontsize=8)
     rows: dict[str, range] = {}
     end = 0
-    for group, of_group in vectors.items():
-        rows[group] = range(end, end + len(of_group))
-        end += len(of_group)
+    for group, uses in vectors.items():
+        rows[group] = range(end, end + len(uses))
+        end += len(uses)
     draw_plane(panels["map"], np.concatenate(list(vectors.values())), rows, size=14)
     figure.legend(*panels["map"].get_legend_handles_labels(), loc="outside right upper", fontsize=8)
     return figure
+
+
+def draw_distances(axis, distances: Sequence[Mapping[str, float]], title: str, is_series: bool):
+    """Draws the distances of pairs of groups above bars, the range of random splits."""
+    observed = [distance["distance"] for distance in distances]
+    low = np.array([distance["random_5"] for distance in distances])
+    high = np.array([distance["random_95"] for distance in distances])
+    places = range(len(distances))
+    axis.bar(places, high - low, bottom=low, width=0.6, color="0.8", label="90 % of random splits")
+    line = "-" if is_series else "none"
+    axis.plot(observed, label="observed", linestyle=line, markersize=5, **point_style(0))
+    axis.set(ylabel=title, xlim=(-0.6, len(distances) - 0.4))
+    axis.use_sticky_edges = False  # else no space below the bars
+    axis.grid(axis="y", alpha=0.3)
 
 
 def principal_plane(vectors: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

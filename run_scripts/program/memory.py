@@ -1,8 +1,8 @@
 """How the C library of Linux treats the memory that a program frees.
 
 glibc gives the memory of a large array back to the system, and gets it again page by page. With kept memory, a step of
-pretraining (`small`, 128x30, one thread) takes 2.04 instead of 2.28 seconds of the processor with the full softmax, and
-1.59 instead of 1.80 with the sampled one. Steps of `elmo benchmark --parts training` differ by less than their noise.
+pretraining (`small`, 128x30, full softmax, one thread) takes 2.04 and 2.14 instead of 2.28 and 2.30 seconds of the
+processor. Steps of `elmo benchmark --parts training` differ by less than their noise.
 """
 
 import ctypes
