@@ -35,9 +35,10 @@ test-long: $(VENV)/.dev  ## tests of processes, kills, installations and whole p
 	$(PYTEST) -n $(JOBS) -m slow --ignore tests/test_devices.py
 	$(PYTEST) -n $(JOBS) -m slow tests/test_devices.py  # autograd must not have started before its device is there
 
-lint: $(VENV)/.dev  ## ruff (rules and format) and mypy
+lint: $(VENV)/.dev  ## ruff (rules and format), sentences of the documents, and mypy
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
+	$(BIN)/python .ci/check_sentences
 	.ci/link_as_installed build/typed
 	$(BIN)/mypy
 
