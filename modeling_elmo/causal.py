@@ -12,10 +12,10 @@ from torch import Tensor
 from transformers.modeling_outputs import CausalLMOutput
 
 from .inputs import (
+    forward_of_model,
     on_host,
     option_that_takes_labels,
     pad,
-    returns_output,
     starting_states,
     states_of_sequences,
     warn_once,
@@ -35,7 +35,7 @@ class ELMoForCausalLM(ELMoForPreTraining):
     def _freeze_as_configured(self):
         self.elmo.backward_lstm.requires_grad_(False)
 
-    @returns_output
+    @forward_of_model
     def forward(
         self,
         character_ids: Tensor | None = None,

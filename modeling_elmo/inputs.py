@@ -283,10 +283,11 @@ def word_mask(config: ELMoConfig, mask_BT: Tensor, input_ids: Tensor | None, inp
     return mask_BT & (input_ids != config.bos_token_id) & (input_ids != config.eos_token_id)
 
 
-def returns_output(forward: Callable[..., Any]) -> Callable[..., Any]:
-    """`can_return_tuple`, for a `forward` that also accepts the arguments that code passes to every model.
+def forward_of_model(forward: Callable[..., Any]) -> Callable[..., Any]:
+    """What each `forward` of a model needs around it, for code that calls all models of transformers alike.
 
-    An argument that the model does not have may be None or False. Other values ask for something, and are an error.
+    It returns a tuple on request. An argument that the model does not have may be None or False; other values ask for
+    something, and are an error. Calls of several threads share the cores. TorchScript is refused.
     """
     known = signature(forward).parameters
 
@@ -294,7 +295,8 @@ def returns_output(forward: Callable[..., Any]) -> Callable[..., Any]:
     def checked(self, *args, **kwargs):
         if torch.jit.is_tracing():
             raise ValueError(NO_TORCHSCRIPT)
-        for name in [name for name in kwargs if name not in known]:
+        unknown = kwargs.keys() - known
+        for name in unknown:
             value = kwargs.pop(name)
             if value is not None and value is not False:
                 shown = "a tensor" if isinstance(value, Tensor) else value

@@ -61,10 +61,10 @@ from .inputs import (
     States,
     TokenBatch,
     check_ids,
+    forward_of_model,
     join_states,
     on_host,
     pack,
-    returns_output,
     starting_states,
     states_of_rows,
     states_of_sequences,
@@ -428,7 +428,7 @@ class ELMoModel(VocabularyCacheMixin, ELMoPreTrainedModel):
             self.word_embeddings = value
 
     @torch.compiler.disable  # sizes depend on the words: every text would be compiled anew, with slower kernels
-    @returns_output
+    @forward_of_model
     def forward(
         self,
         character_ids: Tensor | None = None,
@@ -617,7 +617,7 @@ class ELMoForPreTraining(ELMoScoringMixin, ELMoPreTrainedModel):
             self._tied_weights_keys = {}  # there is nothing to share
         self.post_init()
 
-    @returns_output
+    @forward_of_model
     def forward(
         self,
         character_ids: Tensor | None = None,

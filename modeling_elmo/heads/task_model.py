@@ -23,9 +23,9 @@ from ..inputs import (
     check_floats,
     check_ids,
     check_range,
+    forward_of_model,
     option_that_takes_labels,
     pad,
-    returns_output,
     token_mask,
     unpad,
     warn_once,
@@ -149,7 +149,7 @@ def is_second(token_type_ids: Tensor, mask_BT: Tensor) -> Tensor:
 
 
 def reads_batch(forward: Callable[..., Any]) -> Callable[..., Any]:
-    """`returns_output` for the `forward` of a head, whose inputs and labels may be on the CPU, as the biLM's may."""
+    """`forward_of_model` for the `forward` of a head, whose inputs and labels may be on the CPU, as the biLM's may."""
 
     def moved(value: Any, device: torch.device) -> Any:
         return to_device(value, device) if isinstance(value, Tensor) else value
@@ -160,7 +160,7 @@ def reads_batch(forward: Callable[..., Any]) -> Callable[..., Any]:
         kwargs = {name: moved(value, self.device) for name, value in kwargs.items()}
         return forward(self, *args, **kwargs)
 
-    return returns_output(on_device)
+    return forward_of_model(on_device)
 
 
 class ELMoTaskModel(ELMoPreTrainedModel):
