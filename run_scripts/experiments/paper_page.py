@@ -9,10 +9,18 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from ..cards.bilm_card import published_evaluation
+from ..cards.bilm_card import evaluations_of, published_evaluation
 from ..cards.figures import draw_layer_weights
-from ..cards.records import RunRecord, by_arm, mean_layer_weights, splits_of
-from ..cards.tables import error_reduction, layer_table, markdown_table, probe_table, score_cell, sense_table
+from ..cards.records import RunRecord, by_arm, last_metrics, mean_layer_weights
+from ..cards.tables import (
+    error_reduction,
+    layer_table,
+    markdown_table,
+    probe_scores,
+    probe_table,
+    score_cell,
+    sense_table,
+)
 from ..program.files import write_lines
 from .reports import results_of
 
@@ -87,9 +95,10 @@ def page_sections(
     yield "Table 3: where does ELMo enter the network?", arms_tables(tables["3"], all_results, output)
     neighbors = [neighbors_list(all_results[entry["name"]]) for entry in tables["4"]]
     yield "Table 4: what are the nearest uses of a word?", neighbors
-    for number, what, table_of in (("5", "word senses", sense_table), ("6", "parts of speech", probe_table)):
-        answers = [table_of(all_results[entry["name"]], entry.get("paper")) for entry in tables[number]]
-        yield f"Table {number}: which layer knows {what}?", answers
+    senses = [sense_table(all_results[entry["name"]], entry.get("paper")) for entry in tables["5"]]
+    yield "Table 5: which layer knows word senses?", senses
+    probes = [probe_table(all_results[entry["name"]], entry.get("paper")) for entry in tables["6"]]
+    yield "Table 6: which layer knows parts of speech?", probes
     title = "Section 3.4: does further training on the text of a task help?"
     yield title, domain_tables(tables["domain"], plan, all_results)
     yield "Figure 1: how much training data is needed?", arms_tables(tables["figure 1"], all_results, output)
@@ -101,6 +110,11 @@ def table_if_rows(header: list[str], rows: Iterable[list[str]]) -> str:
     """A Markdown table; empty without rows below the header."""
     body = list(rows)
     return markdown_table([header, *body]) if body else ""
+
+
+def paper_row(paper: dict[str, Any], *cells: Any) -> list[str]:
+    """The row of the paper's scores, below ours."""
+    return [f"the paper: {paper['task']}", *map(str, cells)]
 
 
 def page_parts(path: Path) -> list[str]:
@@ -120,7 +134,11 @@ def update_page(path: Path, page: str):
 
 
 def last_score(record: RunRecord) -> float:
-    return record["metrics"][splits_of([record])[-1]][record["metric"]]
+    return last_metrics(record)[record["metric"]]
+
+
+def learning_curve(record: RunRecord) -> list[tuple[float, float]] | None:
+    return record.get("curve")
 
 
 def by_seed(records: Sequence[RunRecord] | None, arm: str, value: Callable[[RunRecord], Any] = last_score):
@@ -128,16 +146,18 @@ def by_seed(records: Sequence[RunRecord] | None, arm: str, value: Callable[[RunR
     return {record["seed"]: value(record) for record in records or [] if record["arm"] == arm}
 
 
-def of_shared_seeds(*arms: dict[int, Any]) -> list[list[Any]]:
-    """The values of each arm for the seeds that all arms have."""
-    seeds = sorted(set.intersection(*map(set, arms)))
-    return [[arm[seed] for seed in seeds] for arm in arms]
+def of_shared_seeds(before: dict[int, Any], after: dict[int, Any]) -> tuple[list[Any], list[Any]]:
+    """The values of two arms for the seeds that both have."""
+    seeds = sorted(before.keys() & after.keys())
+    return [before[seed] for seed in seeds], [after[seed] for seed in seeds]
 
 
 def runs_of(arms: Iterable[Sequence | dict]) -> str:
     """The number of runs of each arm, as text: `3 runs`, `2 to 3 runs`."""
-    numbers = sorted({len(runs) for runs in arms})
-    return f"{' to '.join(map(str, dict.fromkeys((numbers[0], numbers[-1]))))} run{'s' * (numbers[-1] > 1)}"
+    numbers = [len(runs) for runs in arms]
+    fewest, most = min(numbers), max(numbers)
+    number = str(most) if fewest == most else f"{fewest} to {most}"
+    return f"{number} runs" if most > 1 else f"{number} run"
 
 
 def gains_table(entries: Sequence[PlanEntry], all_results: dict[str, Any], others: Sequence[Path]) -> str:
@@ -146,49 +166,62 @@ def gains_table(entries: Sequence[PlanEntry], all_results: dict[str, Any], other
     Another biLM has two more columns: its score, and the share of the errors over the seeds that the baseline has, too.
     """
     header = ["task", "runs", "without ELMo", "with ELMo", "error reduction"]
-    header += [title for folder in others for title in (f"with {folder.name}", "error reduction")]
+    for folder in others:
+        header += [f"with {folder.name}", "error reduction"]
     rows = []
     for entry in entries:
         records = all_results[entry["name"]]
-        metric, runs = records[0]["metric"], len({record["seed"] for record in records})
+        metric = records[0]["metric"]
+        runs = len({record["seed"] for record in records})
         baseline = by_seed(records, "baseline")
-        cells = [entry["title"], str(runs), score_cell([*baseline.values()], metric)]
-        for of_bilm in (records, *(results_of(folder / entry["name"]) for folder in others)):
-            scores = by_seed(of_bilm, "elmo")
-            number = "" if len(scores) in (0, runs) else f" ({runs_of([scores])})"
-            both = of_shared_seeds(baseline, scores)
-            reduction = error_reduction(*(float(np.mean(values)) for values in both)) if both[0] else ""
-            cells += [score_cell([*scores.values()], metric) + number, reduction]
-        rows.append(cells)
+        row = [entry["title"], str(runs), score_cell([*baseline.values()], metric)]
+        row += gain_cells(baseline, by_seed(records, "elmo"), metric, runs)
+        for folder in others:
+            scores = by_seed(results_of(folder / entry["name"]), "elmo")
+            row += gain_cells(baseline, scores, metric, runs)
+        rows.append(row)
         if "paper" in entry:
-            published = [entry["paper"][name] for name in ARMS_OF_TABLE_1]
-            reduction = error_reduction(*(score / 100 for score in published))
-            cells = [f"the paper: {entry['paper']['task']}", "", *map(str, published), reduction]
-            rows.append(cells + ["", ""] * len(others))
+            baseline_score, score = (entry["paper"][arm] for arm in ARMS_OF_TABLE_1)
+            reduction = error_reduction(baseline_score / 100, score / 100)
+            empty = ["", ""] * len(others)
+            rows.append(paper_row(entry["paper"], "", baseline_score, score, reduction, *empty))
     return table_if_rows(header, rows)
+
+
+def gain_cells(baseline: dict[int, float], scores: dict[int, float], metric: str, runs: int) -> list[str]:
+    """The scores of a biLM, with their number if it is not `runs`, and the share of the errors that is gone."""
+    cell = score_cell([*scores.values()], metric)
+    if len(scores) not in (0, runs):
+        cell += f" ({runs_of([scores])})"
+    before, after = of_shared_seeds(baseline, scores)
+    return [cell, error_reduction(float(np.mean(before)), float(np.mean(after))) if before else ""]
 
 
 def domain_tables(
     entries: Sequence[PlanEntry], plan: Sequence[PlanEntry], all_results: dict[str, Any]
 ) -> Iterator[str]:
     """Perplexities before and after further training, and scores of tasks with either biLM, of the seeds of both."""
-    texts, tasks = [], []
     titles = {entry["name"]: entry["title"] for entry in plan}
+    texts: list[list[str]] = []
+    tasks: list[list[str]] = []
     for entry in entries:
-        results, paper = all_results[entry["name"]], entry.get("paper")
+        results = all_results[entry["name"]]
+        paper = entry.get("paper")
         if "bilm" not in entry:
-            evaluations = [logged for logged in results["log"] if "perplexity" in logged]
-            both = evaluations[0], published_evaluation(evaluations, results["published_step"])
-            texts.append([entry["title"], *(f"{evaluation['perplexity']:.1f}" for evaluation in both)])
+            evaluations = evaluations_of(results)
+            published = published_evaluation(evaluations, results["published_step"])
+            perplexities = (evaluations[0]["perplexity"], published["perplexity"])
+            texts.append([entry["title"], *(f"{perplexity:.1f}" for perplexity in perplexities)])
             if paper:
-                texts.append([f"the paper: {paper['task']}", *map(str, paper["perplexities"])])
+                texts.append(paper_row(paper, *paper["perplexities"]))
             continue
-        pair = of_shared_seeds(by_seed(all_results.get(entry["beside"]), "elmo"), by_seed(results, "elmo"))
-        if pair[0]:
-            cells = [score_cell(scores, results[0]["metric"]) for scores in pair]
-            tasks.append([f"{entry['title']}, after {titles[entry['bilm']]}", runs_of(pair), *cells])
+        before, after = of_shared_seeds(by_seed(all_results.get(entry["beside"]), "elmo"), by_seed(results, "elmo"))
+        if before:
+            metric = results[0]["metric"]
+            title = f"{entry['title']}, after {titles[entry['bilm']]}"
+            tasks.append([title, runs_of([before]), score_cell(before, metric), score_cell(after, metric)])
             if paper:
-                tasks.append([f"the paper: {paper['task']}", "", str(paper[AS_IT_WAS]), str(paper[FURTHER])])
+                tasks.append(paper_row(paper, "", paper[AS_IT_WAS], paper[FURTHER]))
     yield table_if_rows(["text", "perplexity before", "after"], texts)
     yield table_if_rows(["task", "runs", AS_IT_WAS, FURTHER], tasks)
 
@@ -196,36 +229,48 @@ def domain_tables(
 def arms_tables(entries: Sequence[PlanEntry], all_results: dict[str, Any], output: Path) -> Iterator[str]:
     """The scores of each arm, those of the paper below, and the pictures of Figure 1."""
     for entry in entries:
-        arms = by_arm(all_results[entry["name"]])
-        scores = [score_cell([*map(last_score, runs)], runs[0]["metric"]) for runs in arms.values()]
+        records = all_results[entry["name"]]
+        metric = records[0]["metric"]
+        arms = by_arm(records)
+        scores = [score_cell([*map(last_score, runs)], metric) for runs in arms.values()]
         rows = [[entry["title"], *arms], [runs_of(arms.values()), *scores]]
         if "paper" in entry:
-            rows.append([f"the paper: {entry['paper']['task']}", *(str(entry["paper"].get(arm, "")) for arm in arms)])
-        if all(record.get("curve") for record in all_results[entry["name"]]):
-            epochs = ([best_epoch(record["curve"]) for record in runs] for runs in arms.values())
-            rows.append(["epochs until the best score", *(f"{np.mean(of_arm):.1f}" for of_arm in epochs)])
+            rows.append(paper_row(entry["paper"], *(entry["paper"].get(arm, "") for arm in arms)))
+        if all(map(learning_curve, records)):
+            epochs = [mean_of(best_epoch(run["curve"]) for run in runs) for runs in arms.values()]
+            rows.append(["epochs until the best score", *epochs])
         yield markdown_table(rows)
-        pictures = (output / entry["name"]).glob("results/*_data.png")
-        yield from (f"![{entry['title']}]({path.relative_to(output).as_posix()})" for path in pictures)
+        for path in (output / entry["name"]).glob("results/*_data.png"):
+            yield f"![{entry['title']}]({path.relative_to(output).as_posix()})"
+
+
+def mean_of(values: Iterable[float]) -> str:
+    return f"{np.mean(list(values)):.1f}"
 
 
 def neighbors_list(answer: dict[str, Any]) -> str:
     rows = [[f"a use of {answer['word']}", "cosine", "its nearest use"]]
     if "word_vectors" in answer:
         (word, _), *others = answer["word_vectors"]
-        cosines = f"{others[0][1]:.2f} to {others[-1][1]:.2f}"
-        rows.append([f"{word}, without a context", cosines, ", ".join(name for name, _ in others)])
+        names, cosines = zip(*others, strict=True)
+        rows.append([f"{word}, without a context", f"{cosines[0]:.2f} to {cosines[-1]:.2f}", ", ".join(names)])
     for query in answer["queries"]:
-        for number, (cosine, use) in enumerate(query["neighbors"]):
-            rows.append(["" if number else query["use"], f"{cosine:.2f}", use])
+        title = query["use"]
+        for cosine, use in query["neighbors"]:
+            rows.append([title, f"{cosine:.2f}", use])
+            title = ""
     return markdown_table(rows)
 
 
 def weights_of_tasks(entries: Sequence[PlanEntry], all_results: dict[str, Any], output: Path) -> Iterator[str]:
     """The layer weights that the tasks have learned, as a table and a picture."""
-    records = [{**record, "arm": entry["name"]} for entry in entries for record in all_results[entry["name"]]]
-    runs = [run for run in records if run.get("settings", {}).get("scalar_mix_mode", "learned") == "learned"]
-    if weights := mean_layer_weights(runs):
+    runs = []
+    for entry in entries:
+        for record in all_results[entry["name"]]:
+            if record.get("settings", {}).get("scalar_mix_mode", "learned") == "learned":
+                runs.append({**record, "arm": entry["name"]})
+    weights = mean_layer_weights(runs)
+    if weights:
         yield layer_table(weights)
         if draw_layer_weights(runs, output / FIGURE):
             yield f"![Layer weights of all tasks]({FIGURE})"
@@ -241,8 +286,8 @@ class Gain(NamedTuple):
 
 def gain(before: dict[int, float], after: dict[int, float]) -> Gain | None:
     """What the second arm adds to the first; `None` if no seed has both."""
-    old, new = of_shared_seeds(before, after)
-    differences = np.array(new) - np.array(old)
+    scores = np.array(of_shared_seeds(before, after))
+    differences = scores[1] - scores[0]
     seeds = len(differences)
     if seeds < 2:
         return Gain(float(differences[0]), None, 1) if seeds else None
@@ -258,11 +303,11 @@ def layer_gain(results: dict[str, Any]) -> Gain | None:
     The margin is that of two samples of the same size. They are the same words, so it is rather too wide.
     """
     if "disambiguation" in results:
-        shares, number = results["disambiguation"], results["disambiguation"]["instances"]
+        shares = results["disambiguation"]
+        number = shares["instances"]
     else:
-        scores = results.get("test", {}).get("scores", {})
-        shares = {layer: scores[layer][results["metric"]] for layer in scores}
-        number = results["test"]["words"] if scores else 0
+        shares = probe_scores(results).get("test", {})
+        number = results["test"]["words"] if shares else 0
     if not shares.keys() >= {*LAYERS}:
         return None
     from scipy.stats import norm
@@ -286,19 +331,25 @@ def claim_rows(entries: Sequence[PlanEntry], all_results: dict[str, Any]) -> Ite
         for before, after, measured in gains_of(entry, all_results):
             if measured is None:
                 continue
-            published = round(paper[after] - paper[before], 2) if {before, after} <= paper.keys() else None
-            margin = "" if measured.margin is None else f" ± {100 * measured.margin:.1f}"
-            cells = ["" if published is None else f"{published:+.1f}", f"{100 * measured.mean:+.1f}{margin}"]
-            cells += [str(measured.seeds or ""), verdict(measured, 1.0 if published is None else published)]
-            yield [entry["title"], f"{before} → {after}", *cells]
+            published, expected = "", 1.0
+            if {before, after} <= paper.keys():
+                expected = round(paper[after] - paper[before], 2)
+                published = f"{expected:+.1f}"
+            here = f"{100 * measured.mean:+.1f}"
+            if measured.margin is not None:
+                here += f" ± {100 * measured.margin:.1f}"
+            seeds = str(measured.seeds or "")
+            yield [entry["title"], f"{before} → {after}", published, here, seeds, verdict(measured, expected)]
 
 
 def gains_of(entry: PlanEntry, all_results: dict[str, Any]) -> Iterator[tuple[str, str, Gain | None]]:
-    results, table = all_results[entry["name"]], entry["table"]
+    results = all_results[entry["name"]]
+    table = entry["table"]
     if table in ("5", "6"):
         yield *LAYERS, layer_gain(results)
     elif "beside" in entry:
-        yield AS_IT_WAS, FURTHER, gain(by_seed(all_results.get(entry["beside"]), "elmo"), by_seed(results, "elmo"))
+        beside = all_results.get(entry["beside"])
+        yield AS_IT_WAS, FURTHER, gain(by_seed(beside, "elmo"), by_seed(results, "elmo"))
     else:
         for before, after in CHANGES.get(table, []):
             yield before, after, gain(by_seed(results, before), by_seed(results, after))
@@ -310,12 +361,15 @@ def epoch_rows(entries: Sequence[PlanEntry], all_results: dict[str, Any]) -> Ite
     Every figure is a mean over seeds. A seed whose ELMo never reaches the baseline's best leaves the last cell empty.
     """
     for entry in entries:
-        curves = (by_seed(all_results[entry["name"]], arm, lambda run: run.get("curve")) for arm in ARMS_OF_TABLE_1)
-        pairs = [pair for pair in zip(*of_shared_seeds(*curves), strict=True) if all(pair)]
-        if pairs:
-            best = [f"{np.mean([best_epoch(curve) for curve in of_arm]):.1f}" for of_arm in zip(*pairs, strict=True)]
-            reached = np.mean([first_epoch(elmo, max(score for _, score in baseline)) for baseline, elmo in pairs])
-            yield [entry["title"], *best, f"{reached:.1f}" if np.isfinite(reached) else ""]
+        baselines, elmos = (by_seed(all_results[entry["name"]], arm, learning_curve) for arm in ARMS_OF_TABLE_1)
+        epochs = []
+        for baseline, elmo in zip(*of_shared_seeds(baselines, elmos), strict=True):
+            if baseline and elmo:
+                best_score = max(score for _, score in baseline)
+                epochs.append((best_epoch(baseline), best_epoch(elmo), first_epoch(elmo, best_score)))
+        if epochs:
+            cells = [mean_of(column) for column in zip(*epochs, strict=True)]
+            yield [entry["title"], *("" if cell == "inf" else cell for cell in cells)]
 
 
 def first_epoch(curve: Sequence[Sequence[float]], least: float) -> float:
