@@ -11,7 +11,8 @@ import atexit
 import os
 import string
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
 from itertools import chain, count, groupby, islice, starmap
 from typing import Any, NamedTuple
 
@@ -60,16 +61,17 @@ class SentenceEncoder:
         self.splits_at_spaces = is_split_into_words or tokenizer.splitter.name == "whitespace"
         self.split = str.split if self.splits_at_spaces else tokenizer.splitter.words
 
+    def words(self, text: SentenceText) -> list[str]:
+        return words_of(text, self.split)
+
     def max_words(self, text: SentenceText) -> int:
         """An upper bound of the number of words that is cheap to compute.
 
         A word that a rule splits off begins at a punctuation mark or with the letters after it. The treebank rules for
         `cannot` and similar words are ignored.
         """
-        if self.splits_at_spaces or not isinstance(text, str):
-            return len(words_of(text))
-        if not text.isascii():
-            return len(self.split(text))
+        if self.splits_at_spaces or not isinstance(text, str) or not text.isascii():
+            return len(self.words(text))
         characters = text.encode()
         marks = len(characters) - len(characters.translate(None, PUNCTUATION))
         return len(characters.translate(SPACES).split()) + marks
@@ -84,13 +86,14 @@ class SentenceEncoder:
 
         The labels are the ids of the row itself, -100 at padding; the model shifts them.
         """
-        lengths_B = np.array([len(words) + 2 for words in sentences])
-        steps_T, last_B = np.arange(lengths_B.max()), lengths_B[:, None] - 1
+        last_B1 = np.array([[len(words) + 1] for words in sentences])
+        steps_T = np.arange(last_B1.max() + 1)
         rows_BT = np.zeros((len(sentences), len(steps_T)), dtype=np.int64)  # rows of the table; row 0 is padding
-        rows_BT[(steps_T > 0) & (steps_T < last_B)] = self.table.rows(list(chain.from_iterable(sentences)))
+        rows_BT[(steps_T > 0) & (steps_T < last_B1)] = self.table.rows(list(chain.from_iterable(sentences)))
         rows_BT[:, 0] = BOS_ID
-        np.put_along_axis(rows_BT, last_B, EOS_ID, axis=1)
-        ids_BT, token_mask_BT = self.table.input_ids(rows_BT), steps_T <= last_B
+        np.put_along_axis(rows_BT, last_B1, EOS_ID, axis=1)
+        ids_BT = self.table.input_ids(rows_BT)
+        token_mask_BT = steps_T <= last_B1
         return as_tensors(
             input_ids=ids_BT,
             character_ids=self.table.character_ids(rows_BT),
@@ -99,10 +102,11 @@ class SentenceEncoder:
         )
 
     @one_call_at_a_time
-    def stream(self, words: list[str], backward: bool) -> AlignedTokens:
+    def stream(self, text: SentenceText, backward: bool) -> AlignedTokens:
         """A sentence of a stream: `<S> a b` has the targets `a b </S>`; backward, `</S> b a` has `b a <S>`."""
-        rows_N = np.concatenate([[BOS_ID], self.table.rows(words), [EOS_ID]])
-        rows_N = rows_N[::-1] if backward else rows_N
+        rows_N = np.concatenate([[BOS_ID], self.table.rows(self.words(text)), [EOS_ID]])
+        if backward:
+            rows_N = rows_N[::-1]
         ids_N = self.table.input_ids(rows_N)
         return AlignedTokens(ids_N[:-1], self.table.character_ids(rows_N[:-1]), ids_N[1:])
 
@@ -111,12 +115,31 @@ class LMBatch(NamedTuple):
     """A batch, and its place in the text."""
 
     inputs: dict[str, Tensor]  # of `ELMoForPreTraining.forward`
-    num_predictions: int  # in one direction
-    num_unknown: int  # forward predictions of `<UNK>`
     epoch: int  # of its text; some rows of a stream may already be in the next one
     fraction: float | None  # of the epoch that has been read; `None` if the size of the corpus is unknown
     position: dict[str, Any] | None  # after the batch; `None` for a held-out stream
     resets: Tensor | None = None  # `(2, B)`, of a stream: rows of each direction that begin a block, from zero states
+
+    @property
+    def epochs_read(self) -> float:
+        return self.epoch + (self.fraction or 0)
+
+    @property
+    def forward_targets(self) -> Tensor:
+        """`(B, T)`, -100 where there are none."""
+        if "labels" in self.inputs:
+            return self.inputs["labels"][:, 1:]
+        return self.inputs["forward_targets"]
+
+    @property
+    def num_predictions(self) -> int:
+        """In one direction."""
+        return int((self.forward_targets != -100).sum())
+
+    @property
+    def num_unknown(self) -> int:
+        """Forward predictions of `<UNK>`."""
+        return int((self.forward_targets == UNK_ID).sum())
 
 
 class CorpusBatches(IterableDataset):
@@ -151,16 +174,25 @@ class CorpusBatches(IterableDataset):
     ):
         self.corpus, self.survey = corpus, survey
         self.encoder = SentenceEncoder(tokenizer, is_split_into_words)
-        self.seed, self.shuffle_buffer, self.shuffle, self.repeat = seed, shuffle_buffer, shuffle, repeat
+        self.seed, self.shuffle_buffer = seed, shuffle_buffer
+        self.shuffle, self.repeat = shuffle, repeat
         self.is_held_out = not (shuffle or repeat)
         self.rank, self.world_size = rank, world_size
-        order = {"seed": seed, "shuffle": shuffle, "shuffle_buffer": shuffle_buffer}
-        text = {"is_split_into_words": is_split_into_words, "text": corpus.order}
-        text |= {"lines": survey and survey.lines, "words": survey and survey.words}
-        self.settings = {"batches": type(self).__name__, **sizes, **order, **text}  # part of every position
+        self.settings = {  # part of every position
+            "batches": type(self).__name__,
+            **sizes,
+            "seed": seed,
+            "shuffle": shuffle,
+            "shuffle_buffer": shuffle_buffer,
+            "is_split_into_words": is_split_into_words,
+            "text": corpus.order,
+            "lines": survey and survey.lines,
+            "words": survey and survey.words,
+        }
         self.position = position
-        for name, now in self.settings.items() if position is not None else ():
-            self._check_position(name, position.get(name), now)
+        if position is not None:
+            for name, now in self.settings.items():
+                self._check_position(name, position.get(name), now)
 
     @staticmethod
     def _check_position(name: str, saved: Any, now: Any):
@@ -175,7 +207,12 @@ class CorpusBatches(IterableDataset):
 
     def _shuffled(self, items: Sequence | np.ndarray, *seed: int) -> np.ndarray:
         """The indices of the items in the order of the seed, or in their own order without shuffling."""
-        return np.random.default_rng(seed).permutation(len(items)) if self.shuffle else np.arange(len(items))
+        if not self.shuffle:
+            return np.arange(len(items))
+        return np.random.default_rng(seed).permutation(len(items))
+
+    def _fraction(self, lines: float) -> float | None:
+        return min(1.0, lines / self.survey.lines) if self.survey else None
 
 
 class SentenceBatches(CorpusBatches):
@@ -192,7 +229,8 @@ class SentenceBatches(CorpusBatches):
 
     def __init__(self, corpus: Corpus, tokenizer: ELMoTokenizer, tokens_per_batch: int, **options):
         super().__init__(corpus, tokenizer, tokens_per_batch=tokens_per_batch, **options)
-        self.tokens_per_batch, self.has_warned = tokens_per_batch, False
+        self.tokens_per_batch = tokens_per_batch
+        self.has_warned = False
 
     @staticmethod
     def merge_positions(positions_by_rank: list[dict[str, Any]]) -> dict[str, Any]:
@@ -200,11 +238,12 @@ class SentenceBatches(CorpusBatches):
         return positions_by_rank[-1]
 
     def __iter__(self) -> Iterator[LMBatch]:
-        worker = get_worker_info()
-        number, workers = (worker.id, worker.num_workers) if worker else (0, 1)
-        share = self.rank + self.world_size * number
+        share, shares = self.rank, self.world_size
+        if worker := get_worker_info():
+            share += self.world_size * worker.id
+            shares *= worker.num_workers
         self.has_warned = share > 0  # all of them plan all batches, but only the first one warns
-        return starmap(self._encode, islice(self._plan(), share, None, self.world_size * workers))
+        return starmap(self._encode, islice(self._plan(), share, None, shares))
 
     def _plan(self) -> Iterator[tuple[list[SourceSentence], dict[str, int], float]]:
         """All batches from the position on: their sentences, the position after each, and the lines read until then.
@@ -219,7 +258,8 @@ class SentenceBatches(CorpusBatches):
             while lines := list(islice(sentences, self.shuffle_buffer)):
                 yield from islice(self._plan_buffer(lines, epoch, buffer, lines_before), batch, None)
                 lines_before += len(lines)
-                buffer, batch = buffer + 1, 0
+                buffer += 1
+                batch = 0
             buffer = batch = 0
 
     def _plan_buffer(
@@ -232,14 +272,19 @@ class SentenceBatches(CorpusBatches):
             lengths_N = self._max_lengths(sentences)
         order_N = self._shuffled(sentences, self.seed, epoch, buffer)
         order_N = order_N[np.argsort(lengths_N[order_N], kind="stable")]
-        batches, end = [], len(order_N)
-        while end > 0:
-            start = max(0, end - max(1, int(self.tokens_per_batch // lengths_N[order_N[end - 1]])))
-            batches.append(order_N[start:end])
-            end = start
+        batches = list(self._filled(order_N, lengths_N))
         for done, number in enumerate(self._shuffled(batches, self.seed, epoch, buffer, 1), 1):
-            lines = lines_before + num_lines * done / len(batches)
-            yield [sentences[i] for i in batches[number]], {"epoch": epoch, "buffer": buffer, "batch": done}, lines
+            position = {"epoch": epoch, "buffer": buffer, "batch": done}
+            yield [sentences[i] for i in batches[number]], position, lines_before + num_lines * done / len(batches)
+
+    def _filled(self, order_N: np.ndarray, lengths_N: np.ndarray) -> Iterator[np.ndarray]:
+        """The numbers of the sentences of each batch, from the longest ones, which are last in the order, on."""
+        end = len(order_N)
+        while end > 0:
+            longest = lengths_N[order_N[end - 1]]
+            start = max(0, end - max(1, int(self.tokens_per_batch // longest)))
+            yield order_N[start:end]
+            end = start
 
     def _max_lengths(self, sentences: list[SourceSentence]) -> np.ndarray:
         return np.array([self.encoder.max_words(text) for _, text in sentences]) + 2
@@ -248,7 +293,8 @@ class SentenceBatches(CorpusBatches):
         if max_length <= self.tokens_per_batch:
             return [sentence]
         (file, line), text = sentence
-        words, room = words_of(text, self.encoder.split), self.tokens_per_batch - 2
+        words = self.encoder.words(text)
+        room = self.tokens_per_batch - 2
         if len(words) > room and not self.has_warned:
             self.has_warned = True
             logger.warning(
@@ -258,14 +304,10 @@ class SentenceBatches(CorpusBatches):
         return [((file, line), words[start : start + room]) for start in range(0, len(words), room)]
 
     def _encode(self, sentences: list[SourceSentence], position: dict[str, int], lines: float) -> LMBatch:
-        words = [words_of(text, self.encoder.split) for _, text in sentences]
-        inputs = self.encoder.batch(words)
         return LMBatch(
-            inputs=inputs,
-            num_predictions=sum(map(len, words)) + len(words),
-            num_unknown=int((inputs["labels"] == UNK_ID).sum()),
+            inputs=self.encoder.batch([self.encoder.words(text) for _, text in sentences]),
             epoch=position["epoch"],
-            fraction=min(1.0, lines / self.survey.lines) if self.survey else None,
+            fraction=self._fraction(lines),
             position=self.settings | position,
         )
 
@@ -282,14 +324,21 @@ class StreamRow:
     """A row of a stream: the iterator of its blocks, and its place in the present one."""
 
     def __init__(
-        self, encoder: SentenceEncoder, backward: bool, blocks: Iterator[SentenceBlock], lines_read: Counter[int]
+        self,
+        encode: Callable[[SentenceText], AlignedTokens],
+        blocks: Iterator[SentenceBlock],
+        lines_read: Counter[int],  # by epoch, of all rows
     ):
-        self.encoder, self.backward, self.blocks, self.lines_read = encoder, backward, blocks, lines_read
+        self.encode, self.blocks, self.lines_read = encode, blocks, lines_read
         self.go_to(SentenceBlock(0, -1, []))
 
     def go_to(self, block: SentenceBlock, line: int = 0, offset: int = 0):
         self.block, self.line, self.offset = block, line, offset
         self.tokens: AlignedTokens | None = None  # of this line, once it is read
+
+    @property
+    def place(self) -> list[int]:
+        return [self.block.epoch, self.block.number, self.line, self.offset]
 
     @property
     def has_more(self) -> bool:
@@ -300,23 +349,25 @@ class StreamRow:
         if self.has_more:
             return False
         block = next(self.blocks, None)
-        if block is not None:
-            self.go_to(block)
-        return block is not None
+        if block is None:
+            return False
+        self.go_to(block)
+        return True
 
     def read(self, steps: int) -> Iterator[AlignedTokens]:
         """The next `steps` tokens, a part of a sentence at a time; fewer at the end of the block."""
         while steps and self.has_more:
             if self.tokens is None:
                 _, text = self.block.sentences[self.line]
-                self.tokens = self.encoder.stream(words_of(text, self.encoder.split), self.backward)
-                self.lines_read[self.block.epoch] += not self.offset
-            tokens = AlignedTokens(*(column[self.offset : self.offset + steps] for column in self.tokens))
-            self.offset += len(tokens.targets)
-            steps -= len(tokens.targets)
-            if self.offset == len(self.tokens.targets):
+                self.tokens = self.encode(text)
+                if self.offset == 0:
+                    self.lines_read[self.block.epoch] += 1
+            end = min(self.offset + steps, len(self.tokens.targets))
+            yield AlignedTokens(*(column[self.offset : end] for column in self.tokens))
+            steps -= end - self.offset
+            self.offset = end
+            if end == len(self.tokens.targets):
                 self.go_to(self.block, self.line + 1)
-            yield tokens
 
 
 class StreamWindows(CorpusBatches):
@@ -342,9 +393,9 @@ class StreamWindows(CorpusBatches):
                 "A held-out stream is cut into pieces of equal length, but the size of a streamed data set is unknown. "
                 "Leave out --streaming."
             )
-        # Blocks of a small corpus are shorter, so that every row gets some.
-        lines = self.survey.lines // (rows * self.world_size) if self.survey else BLOCK_LINES
-        self.block_lines = min(BLOCK_LINES, max(1, lines))
+        self.block_lines = BLOCK_LINES
+        if self.survey is not None:  # blocks of a small corpus are shorter, so that every row gets some
+            self.block_lines = min(BLOCK_LINES, max(1, self.survey.lines // (rows * self.world_size)))
         if self.position is not None:
             self._check_position("world_size", len(self.position["ranks"]), self.world_size)
 
@@ -352,38 +403,43 @@ class StreamWindows(CorpusBatches):
     def merge_positions(positions_by_rank: list[dict[str, Any]]) -> dict[str, Any]:
         """The position of all ranks, from the position of each."""
         # A rank that has read no batch still has the merged position that it began with.
-        ranks = [each["ranks"][rank % len(each["ranks"])] for rank, each in enumerate(positions_by_rank)]
+        ranks = [position["ranks"][rank % len(position["ranks"])] for rank, position in enumerate(positions_by_rank)]
         return positions_by_rank[0] | {"ranks": ranks}
 
     def __iter__(self) -> Iterator[LMBatch]:
         lines_read = Counter[int]()  # by epoch, in the forward direction
-        forward, backward = self._start(0, lines_read), self._start(1, Counter())
+        forward = self._start(0, lines_read)
+        backward = self._start(1, Counter())
+        all_rows = forward + backward
         while True:
-            resets_2B = np.array([[row.begin_block() for row in rows] for rows in (forward, backward)])
-            if not any(row.has_more for row in forward + backward):
+            resets = torch.tensor([row.begin_block() for row in all_rows])
+            if not any(row.has_more for row in all_rows):
                 return
-            inputs = self._window(forward, "forward") | self._window(backward, "backward")
-            epoch = min(row.block.epoch for row in forward + backward)
-            fraction = min(1.0, lines_read[epoch] * self.world_size / self.survey.lines) if self.survey else None
-            places = ([[*row.block[:2], row.line, row.offset] for row in rows] for rows in (forward, backward))
+            inputs = self._window(forward, "forward_targets") | self._window(backward, "backward_targets", "backward_")
+            epoch = min(row.block.epoch for row in all_rows)
+            position = None
+            if not self.is_held_out:
+                places = [[row.place for row in rows] for rows in (forward, backward)]
+                position = self.settings | {"ranks": [[*places, [*lines_read.items()]]]}
             yield LMBatch(
                 inputs=inputs,
-                num_predictions=int((inputs["forward_targets"] != -100).sum()),
-                num_unknown=int((inputs["forward_targets"] == UNK_ID).sum()),
                 epoch=epoch,
-                fraction=fraction,
-                position=None if self.is_held_out else self.settings | {"ranks": [[*places, [*lines_read.items()]]]},
-                resets=torch.from_numpy(resets_2B),
+                fraction=self._fraction(lines_read[epoch] * self.world_size),
+                position=position,
+                resets=resets.view(2, -1),
             )
 
-    def _window(self, rows: list[StreamRow], direction: str) -> dict[str, Tensor]:
+    def _window(self, rows: list[StreamRow], name_of_targets: str, prefix: str = "") -> dict[str, Tensor]:
         """Model inputs of the next window of a direction, with an attention mask only if a token is masked.
 
         After the end of a block the tokens of a row are 0 and its targets -100.
         """
         table, shape = self.encoder.table, (len(rows), self.unroll_steps)
-        ids_BT, targets_BT = np.zeros(shape, dtype=np.int64), np.full(shape, -100, dtype=np.int64)
-        window = AlignedTokens(ids_BT, np.zeros((*shape, table.max_word_length), dtype=table.dtype), targets_BT)
+        window = AlignedTokens(
+            input_ids=np.zeros(shape, dtype=np.int64),
+            character_ids=np.zeros((*shape, table.max_word_length), dtype=table.dtype),
+            targets=np.full(shape, -100, dtype=np.int64),
+        )
         for number, row in enumerate(rows):
             start = 0
             for tokens in row.read(self.unroll_steps):
@@ -391,26 +447,31 @@ class StreamWindows(CorpusBatches):
                 for column, part in zip(window, tokens, strict=True):
                     column[number, start:end] = part
                 start = end
-        prefix, token_mask_BT = {"forward": "", "backward": "backward_"}[direction], targets_BT != -100
-        arrays = {f"{prefix}input_ids": ids_BT, f"{prefix}character_ids": window.character_ids}
-        arrays[f"{direction}_targets"] = targets_BT
+        arrays = {
+            f"{prefix}input_ids": window.input_ids,
+            f"{prefix}character_ids": window.character_ids,
+            name_of_targets: window.targets,
+        }
+        token_mask_BT = window.targets != -100
         if not token_mask_BT.all():
             arrays[f"{prefix}attention_mask"] = token_mask_BT.astype(np.int64)
         return as_tensors(**arrays)
 
     def _start(self, direction: int, lines_read: Counter[int]) -> list[StreamRow]:
         """The rows of a direction at the position, or at the beginning."""
-        backward = direction == 1
+        encode = partial(self.encoder.stream, backward=direction == 1)
         if self.is_held_out:
-            return [StreamRow(self.encoder, backward, iter(piece), lines_read) for piece in self._pieces()]
-        *by_direction, counts = self.position["ranks"][self.rank] if self.position else ([], [], [])
-        positions = by_direction[direction]
-        lines_read.update(dict(counts))
-        blocks = self._blocks(direction, min((epoch for epoch, *_ in positions), default=0))
-        rows = [StreamRow(self.encoder, backward, blocks, lines_read) for _ in range(self.rows)]
-        found = self._find({(epoch, number) for epoch, number, *_ in positions}, blocks)
-        for row, (epoch, number, line, offset) in zip(rows, positions, strict=False):
-            row.go_to(found[epoch, number], line, offset)
+            return [StreamRow(encode, iter(piece), lines_read) for piece in self._pieces()]
+        places: list[list[int]] = []
+        if self.position is not None:
+            *places_by_direction, counts = self.position["ranks"][self.rank]
+            places = places_by_direction[direction]
+            lines_read.update(dict(counts))
+        blocks = self._blocks(direction, min((epoch for epoch, *_ in places), default=0))
+        rows = [StreamRow(encode, blocks, lines_read) for _ in range(self.rows)]
+        block_of = self._find({(epoch, number) for epoch, number, *_ in places}, blocks)
+        for row, (epoch, number, line, offset) in zip(rows, places, strict=False):
+            row.go_to(block_of[epoch, number], line, offset)
         return rows
 
     def _find(self, numbers: set, blocks: Iterator[SentenceBlock]) -> dict[tuple, SentenceBlock]:
@@ -428,7 +489,8 @@ class StreamWindows(CorpusBatches):
         seed = 2 * self.seed + direction
         size = max(1, self.shuffle_buffer // self.block_lines)
         for epoch in self._epochs(first_epoch):
-            blocks, number = self._consecutive_lines(self.corpus.sentences(epoch, seed, self.shuffle)), 0
+            blocks = self._consecutive_lines(self.corpus.sentences(epoch, seed, self.shuffle))
+            number = 0
             while buffer := list(islice(blocks, size)):
                 for chosen in self._shuffled(buffer, seed, epoch, number):
                     # Shifted by the epoch: a rank without a block in this epoch gets one in the next.
@@ -445,12 +507,13 @@ class StreamWindows(CorpusBatches):
     def _pieces(self) -> list[list[SentenceBlock]]:
         """The piece of held-out text for each row of this rank, empty if there are more rows than sentences."""
         pieces: list[list[SourceSentence]] = [[] for _ in range(self.rows)]
-        words, all_rows = 0, self.rows * self.world_size
-        for source_line, text in self.corpus.sentences(shuffle_files=False):
+        all_rows = self.rows * self.world_size
+        words = 0
+        for sentence in self.corpus.sentences(shuffle_files=False):
             row = min(words * all_rows // self.survey.words, all_rows - 1) - self.rank * self.rows
             if 0 <= row < self.rows:
-                pieces[row].append((source_line, text))
-            words += len(words_of(text))
+                pieces[row].append(sentence)
+            words += len(words_of(sentence[1]))
         return [[SentenceBlock(0, number, piece)] if piece else [] for number, piece in enumerate(pieces)]
 
 

@@ -98,7 +98,7 @@ def evaluate(
         states = None if batch.resets is None else output.final_states  # of a stream
         unigram = 0.0
         if log_frequencies_V is not None:
-            targets = batch.inputs["labels"][:, 1:]
+            targets = batch.forward_targets
             unigram = -log_frequencies_V[targets[targets != -100].numpy()].sum()
         counts = batch.num_predictions, batch.num_unknown
         sums += torch.tensor([output.forward_loss, output.backward_loss, *counts, unigram], dtype=torch.float64)

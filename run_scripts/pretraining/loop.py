@@ -216,7 +216,7 @@ class Pretraining:
                 sum(batch.num_predictions for batch in group),
                 all(map(self._is_after_the_last_epoch, group)),
                 bool(self.signal.received),
-                group[-1].epoch + (group[-1].fraction or 0),
+                group[-1].epochs_read,
             )
             if over == processes:
                 break
@@ -235,7 +235,7 @@ class Pretraining:
 
     def _is_after_the_last_epoch(self, batch: LMBatch) -> bool:
         epochs = self.arguments.num_train_epochs if self.arguments.max_steps <= 0 else math.inf
-        return batch.epoch >= epochs or batch.epoch + (batch.fraction or 0) > epochs
+        return batch.epoch >= epochs or batch.epochs_read > epochs
 
     def _shard_softmax(self):
         config = self.plain_model.config
