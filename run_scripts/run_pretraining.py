@@ -31,7 +31,7 @@ from modeling_elmo.run_scripts.cards.card import (
     write_result,
 )
 from modeling_elmo.run_scripts.cards.publishing import FLAG, push
-from modeling_elmo.run_scripts.pretraining.checkpoints import Checkpoints, on_main_process
+from modeling_elmo.run_scripts.pretraining.checkpoints import Checkpoints, on_main_process, step_of
 from modeling_elmo.run_scripts.pretraining.corpus import Corpus, CorpusArguments, Survey
 from modeling_elmo.run_scripts.pretraining.evaluation import check_context
 from modeling_elmo.run_scripts.pretraining.loop import Pretraining, PretrainingArguments
@@ -183,7 +183,7 @@ def publish(training: Pretraining, hub_args: HubArguments):
     if checkpoint is None:
         raise FileNotFoundError(f"{output_dir} has no checkpoint; the last one was removed during the run.")
     training.checkpoints.publish(checkpoint)
-    step = int(checkpoint.name.split("-")[1])
+    step = step_of(checkpoint)
     record = record_of_run(training, step)
     write_result(output_dir, "pretraining", without_folders(record))
     write_card_facts(output_dir, hub_args)

@@ -125,7 +125,7 @@ class Checkpoints:
 
     def save(self, step: int, write: Callable[[Path], None]) -> Path:
         """Lets `write` fill an empty folder, and renames it to `checkpoint-STEP` when all of it is on the disk."""
-        checkpoint = self.output_dir / f"checkpoint-{step}"
+        checkpoint = self._path(step)
         with self._unfinished(checkpoint) as folder:
             write(folder)
             sync(folder)
@@ -136,13 +136,17 @@ class Checkpoints:
     def all(self) -> list[Path]:
         """Complete checkpoints by step."""
         found = [path for path in self.output_dir.glob("*") if re.fullmatch(r"checkpoint-\d+", path.name)]
-        return sorted(filter(Path.is_dir, found), key=lambda path: int(path.name.split("-")[1]))
+        return sorted(filter(Path.is_dir, found), key=step_of)
 
     def last(self) -> Path | None:
         return next(reversed(self.all()), None)
 
     def find(self, step: int) -> Path | None:
-        return next((path for path in self.all() if path.name == f"checkpoint-{step}"), None)
+        path = self._path(step)
+        return path if path in self.all() else None
+
+    def _path(self, step: int) -> Path:
+        return self.output_dir / f"checkpoint-{step}"
 
     def rotate(self, best_step: int | None = None):
         """Removes the oldest checkpoints beyond the limit, but never the last or the best."""
@@ -228,6 +232,10 @@ class Checkpoints:
     def _contents(self) -> str:
         names = ", ".join(path.name for path in self.all())
         return f"{self.output_dir} holds {f'the complete checkpoints {names}' if names else 'no checkpoints'}."
+
+
+def step_of(checkpoint: Path) -> int:
+    return int(checkpoint.name.removeprefix("checkpoint-"))
 
 
 def _hidden(path: Path, kind: str) -> Path:

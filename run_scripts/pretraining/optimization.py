@@ -8,6 +8,7 @@ import math
 from collections import defaultdict
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from typing import Any, Literal
 
@@ -90,13 +91,7 @@ def make_optimizers(model: nn.Module, arguments: OptimizationArguments) -> list[
     updating only the rows of a step is exact. AdamW would change every row in every step; SparseAdam ("lazy" Adam)
     changes the moments and weights of a row only in steps that sample the row, and has no weight decay.
     """
-    sparse = [
-        parameter
-        for part in model.modules()
-        if getattr(part, "sparse_gradients", False)
-        for parameter in part.parameters(recurse=False)
-        if parameter.requires_grad
-    ]
+    sparse = _parameters_with_sparse_gradients(model)
     matrices = _matrices_of_muon(model) if arguments.optim == "muon" else []
     others = {*sparse, *matrices}
     # A group is updated at once, so its tensors must be all sharded or all plain.
@@ -112,7 +107,8 @@ def make_optimizers(model: nn.Module, arguments: OptimizationArguments) -> list[
     if arguments.optim == "adagrad":
         options: dict[str, Any] = {"initial_accumulator_value": 1.0, "eps": 0.0}
         # Two, because a sparse gradient makes Adagrad update all of its tensors one at a time.
-        return [torch.optim.Adagrad(each, rate, **options) for each in (groups, sparse) if each]
+        parts = filter(None, [groups, sparse])
+        return [torch.optim.Adagrad(part, rate, **options) for part in parts]
     options = {"betas": (arguments.adam_beta1, arguments.adam_beta2), "eps": arguments.adam_epsilon}
     # One pass over the weights of an accelerator.
     fused = next(model.parameters()).device.type not in ("cpu", "mps", "meta") or None
@@ -124,10 +120,17 @@ def make_optimizers(model: nn.Module, arguments: OptimizationArguments) -> list[
     return optimizers
 
 
+def _parameters_with_sparse_gradients(model: nn.Module) -> list[Tensor]:
+    parts = [part for part in model.modules() if getattr(part, "sparse_gradients", False)]
+    parameters = chain.from_iterable(part.parameters(recurse=False) for part in parts)
+    return [parameter for parameter in parameters if parameter.requires_grad]
+
+
 def _matrices_of_muon(model: nn.Module) -> list[Tensor]:
     """The weights of linear layers that are trained, except those of the softmax."""
-    linears = ((name, part) for name, part in model.named_modules() if isinstance(part, nn.Linear))
-    return [part.weight for name, part in linears if part.weight.requires_grad and "softmax" not in name.split(".")]
+    linears = {name: part for name, part in model.named_modules() if isinstance(part, nn.Linear)}
+    weights = [part.weight for name, part in linears.items() if "softmax" not in name.split(".")]
+    return [weight for weight in weights if weight.requires_grad]
 
 
 def learning_rate_factor(arguments: OptimizationArguments, num_training_steps: int) -> Callable[[float], float]:
@@ -209,17 +212,22 @@ def clip_gradients(parameters: Iterable[nn.Parameter], max_norm: float | None) -
     Equals `torch.nn.utils.clip_grad_norm_` on dense gradients. Waits for the device only if sparse gradients are not
     coalesced. Returns the norm before clipping, `()`.
     """
-    with_gradients = [parameter for parameter in parameters if parameter.grad is not None]
-    for parameter in with_gradients:  # rows that occur twice in a sparse gradient are added up
-        parameter.grad = parameter.grad.coalesce() if parameter.grad.is_sparse else parameter.grad
-    found = [parameter.grad for parameter in with_gradients if parameter.grad is not None]  # all have one
-    sharded = [gradient for gradient in found if is_sharded(gradient)]
-    own = [gradient for gradient in found if not is_sharded(gradient)]
-    gradients = [gradient.values() if gradient.is_sparse else gradient for gradient in own]
+    plain: list[Tensor] = []
+    sharded: list[Any] = []
+    for parameter in parameters:
+        if parameter.grad is None:
+            continue
+        if parameter.grad.is_sparse:
+            parameter.grad = parameter.grad.coalesce()  # rows that occur twice are added up
+            plain.append(parameter.grad.values())
+        elif is_sharded(parameter.grad):
+            sharded.append(parameter.grad)
+        else:
+            plain.append(parameter.grad)
     norms = [torch.linalg.vector_norm(gradient).full_tensor() for gradient in sharded]
-    norm = torch.linalg.vector_norm(torch.stack([*torch._foreach_norm(gradients), *norms]))
-    gradients += [gradient.to_local() for gradient in sharded]  # type: ignore[attr-defined]
+    norm = torch.linalg.vector_norm(torch.stack([*torch._foreach_norm(plain), *norms]))
     if max_norm:
+        gradients = plain + [gradient.to_local() for gradient in sharded]
         torch._foreach_mul_(gradients, (max_norm / (norm + 1e-6)).clamp(max=1.0))
     return norm
 
@@ -237,16 +245,12 @@ def reduce_sparse_gradients(parameters: Iterable[nn.Parameter]):
     reduced = [p for p in parameters if p.requires_grad and (p.grad is None or p.grad.is_sparse)]
     if not reduced:
         return
-    own = [
-        (p.new_empty(0, dtype=torch.long), p.new_empty(0, *p.shape[1:]))
-        if p.grad is None
-        else ((gradient := p.grad.coalesce()).indices()[0], gradient.values())
-        for p in reduced
-    ]
+    own = [_rows_of_gradient(parameter) for parameter in reduced]
     numbers = torch.tensor([len(rows) for rows, _ in own], device=reduced[0].device)
-    gathered = [torch.empty_like(numbers) for _ in range(dist.get_world_size())]
-    dist.all_gather(gathered, numbers)
-    for parameter, (rows, values), counts in zip(reduced, own, torch.stack(gathered, 1).tolist(), strict=True):
+    of_processes = [torch.empty_like(numbers) for _ in range(dist.get_world_size())]
+    dist.all_gather(of_processes, numbers)
+    counts_by_parameter = torch.stack(of_processes, 1).tolist()
+    for parameter, (rows, values), counts in zip(reduced, own, counts_by_parameter, strict=True):
         parameter.grad = None
         if any(counts):
             mean = _gather(rows, counts)[None], _gather(values, counts) / len(counts), parameter.shape
@@ -254,13 +258,21 @@ def reduce_sparse_gradients(parameters: Iterable[nn.Parameter]):
             parameter.grad = torch.sparse_coo_tensor(*mean, check_invariants=False).coalesce()
 
 
+def _rows_of_gradient(parameter: nn.Parameter) -> tuple[Tensor, Tensor]:
+    """The numbers and values of the rows of a sparse gradient, or of none."""
+    if parameter.grad is None:
+        return parameter.new_empty(0, dtype=torch.long), parameter.new_empty(0, *parameter.shape[1:])
+    gradient = parameter.grad.coalesce()
+    return gradient.indices()[0], gradient.values()
+
+
 def _gather(own: Tensor, counts: list[int]) -> Tensor:
     """The rows of all processes, `(rows, ...)`. They are sent as equal shapes, never empty, for all backends."""
     padded = own.new_zeros(max(1, *counts), *own.shape[1:])
     padded[: len(own)] = own
-    gathered = [torch.empty_like(padded) for _ in counts]
-    dist.all_gather(gathered, padded)
-    return torch.cat([part[:count] for part, count in zip(gathered, counts, strict=True)])
+    of_processes = [torch.empty_like(padded) for _ in counts]
+    dist.all_gather(of_processes, padded)
+    return torch.cat([part[:count] for part, count in zip(of_processes, counts, strict=True)])
 
 
 class Muon(Optimizer):
@@ -309,7 +321,8 @@ def orthogonal(matrices: Tensor) -> Tensor:
     slow = matrices.device.type == "cpu" and bfloat16_obstacle()
     values = matrices if slow else matrices.bfloat16()
     is_tall = values.shape[1] > values.shape[2]
-    values = values.mT if is_tall else values
+    if is_tall:
+        values = values.mT
     values = values / torch.linalg.matrix_norm(values, keepdim=True).clamp(min=1e-7)
     for _ in range(5):
         gram = values @ values.mT
