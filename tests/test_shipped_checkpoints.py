@@ -5,12 +5,10 @@ import re
 import shutil
 import sys
 from pathlib import Path
-from statistics import mean
 
 import pytest
 import torch
 from clean_python import run
-from documents import sentence_lengths
 from safetensors.torch import load_file
 from transformers import AutoModel, AutoTokenizer
 
@@ -67,13 +65,6 @@ def test_the_card_is_made_of_what_was_recorded(folder, tmp_path):
     assert f"**{best:.2f}**" in card and "license: cc-by-sa-4.0" in card
     for picture in re.findall(r"!\[.*?\]\((.*?)\)", card):
         assert (folder / picture).is_file()
-
-
-@each
-def test_the_card_is_short(folder):
-    """In words without the front matter, and in words per sentence."""
-    text = (folder / "README.md").read_text(encoding="utf-8").split("---\n", 2)[2]
-    assert len(text.split()) <= 700 and 13 <= mean(sentence_lengths(text)) <= 19
 
 
 @pytest.mark.slow
