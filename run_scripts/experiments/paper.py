@@ -14,6 +14,7 @@ experiments need is trained once, and so is a baseline that `--others` have.
 """
 
 import os
+import re
 import subprocess
 import sys
 from collections import Counter
@@ -21,7 +22,6 @@ from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
-from itertools import chain
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -96,16 +96,22 @@ def run_plan(arguments: PaperArguments) -> list[dict[str, Any]]:
     check_model(arguments.model_name_or_path)
     plan = read_plan(Path(arguments.plan))
     names = [entry["name"] for entry in plan]
-    if unknown := [name for name in arguments.only or [] if name not in names]:
-        raise ValueError(f"--only {unknown[0]} is not in {arguments.plan}, which has {', '.join(names)}.")
-    if absent := [folder for folder in arguments.others or [] if not Path(folder).is_dir()]:
-        raise FileNotFoundError(f"--others {absent[0]}: there is no such folder; pass an --output_dir of this program.")
+    for name in arguments.only or []:
+        if name not in names:
+            raise ValueError(f"--only {name} is not in {arguments.plan}, which has {', '.join(names)}.")
+    for folder in arguments.others or []:
+        if not Path(folder).is_dir():
+            raise FileNotFoundError(
+                f"--others {folder}: there is no such folder; pass an --output_dir of this program."
+            )
     if arguments.page is not None:
         page_parts(Path(arguments.page))
     output = Path(arguments.output_dir)
     digest = model_digest(arguments.model_name_or_path)
     check_begun(plan, output, digest)
-    chosen = [entry for entry in plan if arguments.only is None or entry["name"] in arguments.only]
+    chosen = plan
+    if arguments.only is not None:
+        chosen = [entry for entry in plan if entry["name"] in arguments.only]
     experiments = [planned(entry, arguments, digest) for entry in chosen]
     if arguments.dry_run:  # also while another process runs the plan
         print(*map(progress_line, experiments), sep="\n")
@@ -113,7 +119,11 @@ def run_plan(arguments: PaperArguments) -> list[dict[str, Any]]:
     else:
         with sole_run(output):
             run_missing(plan, experiments, arguments)
-    return [record for experiment in experiments if experiment.arms for record in read_records(experiment.folder)[1]]
+    records: list[dict[str, Any]] = []
+    for experiment in experiments:
+        if experiment.arms:
+            records += read_records(experiment.folder)[1]
+    return records
 
 
 def run_missing(plan: Sequence[PlanEntry], experiments: Sequence[PlannedExperiment], arguments: PaperArguments):
@@ -125,22 +135,23 @@ def run_missing(plan: Sequence[PlanEntry], experiments: Sequence[PlannedExperime
         if experiment.name in needed and experiment not in missing and not has_model:
             missing.append(experiment)
     print(f"{len(experiments)} experiments, {len(experiments) - len(missing)} of them finished before")
-    command = partial(run_command, threads=max(1, torch.get_num_threads() // arguments.processes))
+    threads = max(1, torch.get_num_threads() // arguments.processes)
+    trainings = [experiment for experiment in missing if experiment.settings["program"] == "pretrain"]
+    others = [experiment for experiment in missing if experiment not in trainings]
     failed = []
     try:
-        for are_first in (True, False):  # others may take a biLM that one of the first has trained
-            wave = [experiment for experiment in missing if (experiment.settings["program"] == "pretrain") is are_first]
+        for wave in (trainings, others):  # others may take a biLM that one of the first has trained
             with ThreadPoolExecutor(arguments.processes) as pool:  # Ctrl-C reaches the commands, too; no other begins
-                statuses = pool.map(command, wave)
-                failed += [experiment for experiment, status in zip(wave, statuses, strict=True) if status]
+                statuses = pool.map(partial(run_command, threads=threads), wave)
+                for experiment, status in zip(wave, statuses, strict=True):
+                    if status:
+                        failed.append(experiment)
     finally:
         write_page(plan, arguments)
     if failed:
         lines = [f"{len(failed)} experiments have failed. The same command repeats them."]
-        lines += [
-            f"{experiment.name}: {last_line(experiment)} (see {experiment.folder / PLAN_OUTPUT})"
-            for experiment in failed
-        ]
+        for experiment in failed:
+            lines.append(f"{experiment.name}: {last_line(experiment)} (see {experiment.folder / PLAN_OUTPUT})")
         raise ChildProcessError("\n".join(lines))
 
 
@@ -178,30 +189,38 @@ def read_plan(path: Path) -> list[PlanEntry]:
     if not isinstance(plan, list) or not plan:
         raise ValueError(f"{path} is not a plan; it must hold a list of experiments.")
     for number, entry in enumerate(plan, 1):
-        if missing := [key for key in PLAN_KEYS if not (isinstance(entry, dict) and key in entry)]:
+        keys = entry if isinstance(entry, dict) else {}
+        missing = [key for key in PLAN_KEYS if key not in keys]
+        if missing:
             raise ValueError(f"{path}, experiment {number} lacks {', '.join(missing)}.")
     names = [entry["name"] for entry in plan]
     bilms = [entry["name"] for entry in plan if entry["program"] == "pretrain"]
     for entry in plan:
         place = f"{path}, experiment {entry['name']}"
-        (program, *words), bilm = str(entry["program"]).split() or [""], entry.get("bilm")
         if not (isinstance(entry["files"], dict) and isinstance(entry["options"], dict)):
             raise ValueError(f"{place}: files and options must be objects, with a key for each option.")
         if names.count(entry["name"]) > 1:
             raise ValueError(f"{place} is in the plan twice; give each its own name.")
-        if program not in PLAN_PROGRAMS:
-            raise ValueError(f"{place}: program {program!r} is none of {', '.join(PLAN_PROGRAMS)}.")
-        if program == "reproduce" and words not in ([task] for task in TASKS):
-            raise ValueError(f"{place}: program {entry['program']!r} must be reproduce and one of {', '.join(TASKS)}.")
-        if (ablation := entry["options"].get("ablation")) not in (None, *ABLATIONS, "each_layer"):
-            raise ValueError(f"{place}: ablation {ablation!r} is none of {', '.join(ABLATIONS)}, each_layer.")
-        if not isinstance(folds := entry.get("folds", LEAST_FOLDS), int) or folds < LEAST_FOLDS:
-            raise ValueError(
-                f"{place}: folds is {folds!r}; pass {LEAST_FOLDS} or more, for training, validation and test."
-            )
+        check_values(entry, place)
+        bilm = entry.get("bilm")
         if bilm is not None and bilm not in bilms:
             raise ValueError(f"{place}: bilm {bilm!r} is not an experiment with the program 'pretrain'.")
     return plan
+
+
+def check_values(entry: PlanEntry, place: str):
+    """Refuses a program, a task, an ablation or a number of folds that no program knows."""
+    program, *words = str(entry["program"]).split() or [""]
+    if program not in PLAN_PROGRAMS:
+        raise ValueError(f"{place}: program {program!r} is none of {', '.join(PLAN_PROGRAMS)}.")
+    if program == "reproduce" and words not in ([task] for task in TASKS):
+        raise ValueError(f"{place}: program {entry['program']!r} must be reproduce and one of {', '.join(TASKS)}.")
+    ablation = entry["options"].get("ablation")
+    if ablation not in (None, *ABLATIONS, "each_layer"):
+        raise ValueError(f"{place}: ablation {ablation!r} is none of {', '.join(ABLATIONS)}, each_layer.")
+    folds = entry.get("folds", LEAST_FOLDS)
+    if not isinstance(folds, int) or folds < LEAST_FOLDS:
+        raise ValueError(f"{place}: folds is {folds!r}; pass {LEAST_FOLDS} or more, for training, validation and test.")
 
 
 def planned(entry: PlanEntry, arguments: PaperArguments, digest: str) -> PlannedExperiment:
@@ -213,15 +232,9 @@ def planned(entry: PlanEntry, arguments: PaperArguments, digest: str) -> Planned
     answer = None
     arms: list[Arm] = []
     seeds = arguments.seeds or options.get("seeds", 1)
-    files: dict[str, list[Path]] = {}
-    for name, value in entry["files"].items():
-        files[name] = [Path(arguments.data, file) for file in (value if isinstance(value, list) else [value])]
-    if absent := [path for path in chain(*files.values()) if not path.is_file()]:
-        raise FileNotFoundError(
-            f"{absent[0]}, of the experiment {entry['name']}, does not exist. Put it there, or leave the experiment "
-            "out with --only."
-        )
+    files = files_of(entry, Path(arguments.data))
     model = output / entry["bilm"] / TRAINED_BILM if "bilm" in entry else arguments.model_name_or_path
+    device: dict[str, Any] = {"use_cpu": True}
     if program == "pretrain":
         trained = folder / TRAINED_BILM
         answer = trained / "results" / "pretraining.json"
@@ -233,26 +246,38 @@ def planned(entry: PlanEntry, arguments: PaperArguments, digest: str) -> Planned
         arms = experiment_arms(
             options.get("ablation"), options.get("compare_baseline", False), options.get("use_elmo", True), layers
         )
-        options |= {
-            "model_name_or_path": model,
-            "output_dir": folder,
-            "seeds": seeds,
-            "reuse_from": [output, *(arguments.others or [])],
-        }
+        options |= {"model_name_or_path": model, "output_dir": folder, "seeds": seeds}
+        options["reuse_from"] = [output, *(arguments.others or [])]
     else:
         answer = folder / "results" / f"{program}.json"
         options |= {"model": model, "output": answer}
+        device = {"device": "cpu"}
     if arguments.use_cpu:
-        options |= {"use_cpu": True} if program in ("pretrain", "reproduce") else {"device": "cpu"}
+        options |= device
     words += map(str, files.pop("text", []))
     command = [sys.executable, "-m", "modeling_elmo.run_scripts.modeling_elmo_cli", program, *words]
+    runs = entry.get("folds", seeds)
     changes: list[dict[str, Any]] = [{}]
     if "folds" in entry:
-        changes = [fold_options(fold, entry["folds"]) for fold in range(entry["folds"])]
-    commands = [[*command, *option_words(files | options | of_fold)] for of_fold in changes]
+        changes = [fold_options(fold, runs) for fold in range(runs)]
+    commands = [[*command, *option_words(files | options | change)] for change in changes]
     arm_names = [arm.name for arm in arms]
-    runs = entry.get("folds", seeds)
     return PlannedExperiment(entry["name"], commands, folder, arm_names, runs, answer, begun_with(entry, digest))
+
+
+def files_of(entry: PlanEntry, data: Path) -> dict[str, list[Path]]:
+    """The files of an experiment by option, which must exist."""
+    files: dict[str, list[Path]] = {}
+    for name, value in entry["files"].items():
+        names = value if isinstance(value, list) else [value]
+        files[name] = [data / file for file in names]
+        for path in files[name]:
+            if not path.is_file():
+                raise FileNotFoundError(
+                    f"{path}, of the experiment {entry['name']}, does not exist. Put it there, or leave the experiment "
+                    "out with --only."
+                )
+    return files
 
 
 def fold_options(fold: int, folds: int) -> dict[str, Any]:
@@ -269,10 +294,11 @@ def fold_options(fold: int, folds: int) -> dict[str, Any]:
 
 def option_words(options: dict[str, Any]) -> Iterator[str]:
     for name, value in options.items():
-        if value is True or value is False:
+        if isinstance(value, bool):
             yield f"--{name}" if value else f"--no_{name}"
-        else:
-            yield from (f"--{name}", *map(str, value if isinstance(value, list) else [value]))
+            continue
+        yield f"--{name}"
+        yield from map(str, value if isinstance(value, list) else [value])
 
 
 def run_command(experiment: PlannedExperiment, threads: int) -> int:
@@ -280,9 +306,12 @@ def run_command(experiment: PlannedExperiment, threads: int) -> int:
     folder = experiment.folder
     write_records(folder, experiment.settings, read_records(folder)[1])
     environment = {"OMP_NUM_THREADS": str(threads), **os.environ}
+    status = 0
     with (folder / PLAN_OUTPUT).open("ab") as log:
-        runs = (subprocess.run(words, stdout=log, stderr=log, env=environment) for words in experiment.commands)
-        status = next((run.returncode for run in runs if run.returncode), 0)
+        for words in experiment.commands:
+            status = subprocess.run(words, stdout=log, stderr=log, env=environment).returncode
+            if status:
+                break
     if status == 0 and experiment.answer:
         write_records(folder, experiment.settings, [read_json(experiment.answer)])
     print(progress_line(experiment), flush=True)
@@ -303,5 +332,5 @@ def progress_line(experiment: PlannedExperiment) -> str:
 
 
 def last_line(experiment: PlannedExperiment) -> str:
-    lines = (experiment.folder / PLAN_OUTPUT).read_text(encoding="utf-8", errors="replace").split("\n")
-    return next((line.rsplit("\r", 1)[-1].strip() for line in reversed(lines) if line.strip()), "no output")
+    output = (experiment.folder / PLAN_OUTPUT).read_text(encoding="utf-8", errors="replace").rstrip()
+    return re.split(r"[\r\n]", output)[-1].strip() or "no output"
