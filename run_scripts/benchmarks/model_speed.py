@@ -20,10 +20,9 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Callable
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from importlib.util import module_from_spec, spec_from_file_location
-from itertools import product
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -73,17 +72,26 @@ class TorchLSTMLayer(nn.Module):
         super().__init__()
         outer, inner = layer.input_linear.in_features, layer.input_linear.out_features // 4
         self.lstm = nn.LSTM(outer, inner, proj_size=outer)
-        gates = {"weight_ih_l0": layer.input_linear.weight, "weight_hh_l0": layer.state_linear.weight}
-        gates["bias_ih_l0"] = layer.input_linear.bias
-        state = {name: torch.cat([weight.chunk(4)[gate] for gate in (0, 1, 3, 2)]) for name, weight in gates.items()}
         forget_bias = torch.zeros(4, inner).index_fill(0, torch.tensor(1), layer.forget_bias).flatten()
-        self.lstm.load_state_dict(state | {"weight_hr_l0": layer.projection.weight, "bias_hh_l0": forget_bias})
+        state = {
+            "weight_ih_l0": gates_of_torch(layer.input_linear.weight),
+            "weight_hh_l0": gates_of_torch(layer.state_linear.weight),
+            "bias_ih_l0": gates_of_torch(layer.input_linear.bias),
+            "bias_hh_l0": forget_bias,
+            "weight_hr_l0": layer.projection.weight,
+        }
+        self.lstm.load_state_dict(state)
 
     def forward(self, stream, hidden_SP: Tensor, cell_SH: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         sequences = PackedSequence(stream.tokens_ND, torch.tensor(stream.steps.batch_sizes))
         states = hidden_SP[None].contiguous(), cell_SH[None].contiguous()  # cuDNN reads no others
         outputs, (hidden, cell) = self.lstm(sequences, states)
         return outputs.data, hidden[0], cell[0]
+
+
+def gates_of_torch(weight: Tensor) -> Tensor:
+    first, forget, output, cell = weight.chunk(4)
+    return torch.cat([first, forget, cell, output])
 
 
 def encode_words(batch: list[list[str]]) -> BatchEncoding:
@@ -120,8 +128,10 @@ def model_contest(
             measured.append(Implementation("int8", call_of(model, "int8"), expected, INT8_TOLERANCE))
         measured.append(Implementation("matrix products alone", replayed_products(call_of(model))))
     else:
-        pairs = product(calls.items(), PRECISIONS)
-        measured = [in_precision(title, call, expected, device, precision) for (title, call), precision in pairs]
+        measured = []
+        for title, call in calls.items():
+            for precision in PRECISIONS:
+                measured.append(in_precision(title, call, expected, device, precision))
     return Contest(part, name, int(encoding.attention_mask.sum()), "tokens", measured)
 
 
@@ -145,7 +155,10 @@ def in_precision(
         module.reset_peak_memory_stats()
         with profile() as profiler:
             run()
-        launches = sum(each.count for each in profiler.key_averages() if any(name in each.key for name in LAUNCHES))
+        launches = 0
+        for event in profiler.key_averages():
+            if any(name in event.key for name in LAUNCHES):
+                launches += event.count
         return {"launches": launches, "megabytes": module.max_memory_allocated() / 1e6}
 
     return Implementation(f"{title}, {precision}", run, expected, PRECISIONS[precision], details)
@@ -154,14 +167,18 @@ def in_precision(
 def computation(
     part: str, encoding: BatchEncoding, model: ELMoModel, backend: str | None = None
 ) -> Callable[[], Outputs]:
-    return partial(
-        vectors_and_gradients, part, partial(top_layer, model, encoding, backend), dict(model.named_parameters())
-    )
+    forward = partial(top_layer, model, encoding, backend)
+    return partial(vectors_and_gradients, part, forward, dict(model.named_parameters()))
 
 
 def top_layer(model: ELMoModel, encoding: BatchEncoding, backend: str | None = None) -> Tensor:
-    with nullcontext() if backend is None else elmo_backend(backend):
+    with backend_context(backend):
         return model(**encoding).last_hidden_state
+
+
+def backend_context(backend: str | None) -> AbstractContextManager:
+    """Computes with a backend, or with the one that the model chooses."""
+    return nullcontext() if backend is None else elmo_backend(backend)
 
 
 def vectors_and_gradients(part: str, forward: Callable[[], Tensor], parameters: dict[str, Tensor]) -> Outputs:
@@ -231,9 +248,12 @@ def device_conditions(device: torch.device) -> dict[str, Any]:
     """What a reader of the figures must know about a CUDA device."""
     if device.type != "cuda":
         return {"device": str(device)}
-    properties, command = torch.cuda.get_device_properties(device), shutil.which("nvidia-smi")
-    query = [str(command), "--query-gpu=driver_version", "--format=csv,noheader"]
-    driver = subprocess.run(query, capture_output=True, encoding="utf-8").stdout.split() if command else []
+    properties = torch.cuda.get_device_properties(device)
+    driver = []
+    command = shutil.which("nvidia-smi")
+    if command:
+        query = [command, "--query-gpu=driver_version", "--format=csv,noheader"]
+        driver = subprocess.run(query, capture_output=True, encoding="utf-8").stdout.split()
     return {
         "device": properties.name,
         "device_memory": properties.total_memory,

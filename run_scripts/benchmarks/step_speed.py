@@ -13,8 +13,8 @@ import copy
 import random
 from collections import Counter
 from collections.abc import Callable, Sequence
-from contextlib import nullcontext
 from functools import partial
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -29,11 +29,14 @@ from modeling_elmo.tokenization.elmo_characters import SPECIAL_WORDS
 
 from ..fine_tuning.features import FeatureCollator, feature_store
 from ..pretraining.optimization import OptimizationArguments, clip_gradients, make_optimizers
+from .model_speed import backend_context
 from .timing import Contest, Implementation, Outputs
 
 NUM_SAMPLED = 8192  # candidates of the sampled softmax
 SOFTMAXES = ("full", "sampled", "sampled-dense", "adaptive", "adaptive-bf16", "adaptive-muon")
-NUM_LABELS, CONTEXT_SENTENCES, WORD_EMBEDDING_SIZE = 13, 5, 50
+NUM_LABELS = 13
+CONTEXT_SENTENCES = 5
+WORD_EMBEDDING_SIZE = 50
 TARGET_NAMES = ("labels", "start_positions", "end_positions")
 HEADS: dict[str, tuple[str, dict[str, Any]]] = {
     "tagger": ("ELMoForTokenClassification", {"elmo_placement": "input"}),
@@ -45,20 +48,20 @@ HEADS: dict[str, tuple[str, dict[str, Any]]] = {
 
 def seeded_loss(model: Any, inputs: Callable[[], dict], backend: str | None = None, bf16: bool = False) -> Tensor:
     torch.manual_seed(0)
-    with elmo_backend(backend) if backend else nullcontext(), torch.autocast("cpu", torch.bfloat16, enabled=bf16):
+    with backend_context(backend), torch.autocast("cpu", torch.bfloat16, enabled=bf16):
         return model(**inputs()).loss
 
 
 def take_step(
     loss: Callable[[], Tensor], model: Any, optimizers: Sequence[torch.optim.Optimizer], max_norm: float
 ) -> Outputs:
-    found = loss()
-    found.backward()
+    value = loss()
+    value.backward()
     clip_gradients(list(model.parameters()), max_norm)
     for optimizer in optimizers:
         optimizer.step()
         optimizer.zero_grad()
-    return {"loss": found.detach()}
+    return {"loss": value.detach()}
 
 
 def pretraining_contest(
@@ -71,8 +74,8 @@ def pretraining_contest(
     Args:
         vocabulary_size: rows of the softmax. The text uses as many of them as it has words.
     """
-    words = Counter(word for sentence in batch for word in sentence).most_common(vocabulary_size - len(SPECIAL_WORDS))
-    tokenizer = ELMoTokenizer(vocab=[*SPECIAL_WORDS, *(word for word, _ in words)], pre_tokenization="whitespace")
+    counts = Counter(chain.from_iterable(batch)).most_common(vocabulary_size - len(SPECIAL_WORDS))
+    tokenizer = ELMoTokenizer(vocab=[*SPECIAL_WORDS, *dict(counts)], pre_tokenization="whitespace")
     inputs = dict(tokenizer(batch, is_split_into_words=True, padding=True, return_tensors="pt"))
     inputs |= {"forward_targets": inputs["input_ids"], "backward_targets": inputs["input_ids"]}
     sizes = {"vocab_size": vocabulary_size, "num_sampled": min(NUM_SAMPLED, vocabulary_size // 2)}
@@ -80,9 +83,11 @@ def pretraining_contest(
     for softmax in softmaxes:
         torch.manual_seed(0)
         softmax_type, _, variant = softmax.partition("-")
-        model = ELMoForPreTraining(ELMoConfig.from_preset(preset, softmax_type=softmax_type, **sizes)).train()
+        config = ELMoConfig.from_preset(preset, softmax_type=softmax_type, **sizes)
+        model = ELMoForPreTraining(config).train()
         model.softmax.sparse_gradients = softmax == "sampled"
-        optimizers = make_optimizers(model, OptimizationArguments(optim="muon" if variant == "muon" else "adamw"))
+        optim = "muon" if variant == "muon" else "adamw"
+        optimizers = make_optimizers(model, OptimizationArguments(optim=optim))
         loss = partial(seeded_loss, model, lambda: inputs, bf16=variant == "bf16")
         expected = {"loss": loss(backend="reference").detach()}
         implementations.append(Implementation(softmax, partial(take_step, loss, model, optimizers, 1.0), expected))
@@ -91,30 +96,33 @@ def pretraining_contest(
 
 def random_head(head: str, batch: list[list[str]], preset: str, package: Any = modeling_elmo) -> tuple[Any, list, Any]:
     """A head with random weights, examples with random labels, and the collator that pads them."""
-    words = sorted({word for sentence in batch for word in sentence})
+    words = sorted(set(chain.from_iterable(batch)))
     tokenizer = ELMoTokenizer(vocab=[*SPECIAL_WORDS, *words], pre_tokenization="whitespace")
     draw = random.Random(0)
     rows = [random_example(head, batch[number:] + batch[:number], tokenizer, draw) for number in range(len(batch))]
     padding = DataCollatorForTokenClassification if head == "tagger" else DataCollatorWithPadding
     torch.manual_seed(0)
-    model_class, own = HEADS[head]
-    options = {"num_labels": NUM_LABELS, "task_word_embedding_size": WORD_EMBEDDING_SIZE, "vocab_size": len(tokenizer)}
-    config = package.ELMoConfig.from_preset(preset, **own, **options)
-    return getattr(package, model_class)(config), rows, padding(tokenizer)
+    class_name, settings = HEADS[head]
+    sizes = {"num_labels": NUM_LABELS, "task_word_embedding_size": WORD_EMBEDDING_SIZE, "vocab_size": len(tokenizer)}
+    config = package.ELMoConfig.from_preset(preset, **settings, **sizes)
+    model = getattr(package, class_name)(config)
+    return model, rows, padding(tokenizer)
 
 
 def head_contest(head: str, name: str, batch: list[list[str]], preset: str, checkout: Any) -> Contest:
     """Inference of a head on one batch, checked against the plain definition."""
     model, rows, collate = random_head(head, batch, preset)
+    model.eval()
     inputs = {key: value for key, value in collate(rows).items() if key not in TARGET_NAMES}
-    models = {"this package": model.eval()}
-    if checkout is not None:
-        models["other checkout"] = random_head(head, batch, preset, checkout)[0].eval()
-        models["other checkout"].load_state_dict(model.state_dict())
     with torch.no_grad(), elmo_backend("reference"):
         expected = first_output(model, inputs)
-    measured = [Implementation(title, partial(first_output, each, inputs), expected) for title, each in models.items()]
-    measured.append(Implementation("its biLM alone", torch.no_grad()(partial(model.elmo, **inputs, unpadded=True))))
+    measured = [Implementation("this package", partial(first_output, model, inputs), expected)]
+    if checkout is not None:
+        other, _, _ = random_head(head, batch, preset, checkout)
+        other.eval().load_state_dict(model.state_dict())
+        measured.append(Implementation("other checkout", partial(first_output, other, inputs), expected))
+    bilm = torch.no_grad()(partial(model.elmo, **inputs, unpadded=True))
+    measured.append(Implementation("its biLM alone", bilm))
     return Contest("heads", f"{head}, {name}", int(inputs["attention_mask"].sum()), "tokens", measured)
 
 
@@ -128,7 +136,8 @@ def fine_tuning_contest(head: str, name: str, batch: list[list[str]], preset: st
     model, rows, padding = random_head(head, batch, preset)
     rows = [{**row, "text_number": number} for number, row in enumerate(rows)]
     store = feature_store(folder, model.train().elmo, Dataset.from_list(rows), padding)
-    computing, stored = (FeatureCollator(padding, source) for source in (None, store))
+    computing = FeatureCollator(padding, None)
+    stored = FeatureCollator(padding, store)
 
     def step_of(collate: Callable, backend: str | None = None) -> Callable[[], Outputs]:
         copied = copy.deepcopy(model)
@@ -151,13 +160,16 @@ def random_example(
 
     The answer of the question is one random word. A sentence alone is also the one after it.
     """
-    words, others = sentences[0], sentences[1:] or sentences
+    words = sentences[0]
+    others = sentences[1:] or sentences
     if head == "tagger":
         labels = [-100, *(draw.randrange(NUM_LABELS) for _ in words), -100]
         return {**tokenizer(words, is_split_into_words=True), "labels": labels}
     if head in ("BCN", "ESIM"):
-        return {**tokenizer(words, others[0], is_split_into_words=True), "labels": draw.randrange(NUM_LABELS)}
-    context = [word for sentence in others[:CONTEXT_SENTENCES] for word in sentence]
+        encoding = tokenizer(words, others[0], is_split_into_words=True)
+        return {**encoding, "labels": draw.randrange(NUM_LABELS)}
+    context = list(chain.from_iterable(others[:CONTEXT_SENTENCES]))
     encoding = tokenizer(words, context, is_split_into_words=True)
-    answer = draw.randrange(len(encoding["input_ids"]) - len(context) - 1, len(encoding["input_ids"]) - 1)
+    end = len(encoding["input_ids"]) - 1
+    answer = draw.randrange(end - len(context), end)
     return {**encoding, "start_positions": answer, "end_positions": answer}

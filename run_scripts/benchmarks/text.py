@@ -7,7 +7,7 @@ import random
 import re
 from collections.abc import Callable, Iterator
 from functools import partial
-from itertools import islice
+from itertools import chain
 from pathlib import Path
 from types import ModuleType
 
@@ -28,8 +28,13 @@ def read_sentences(path: str | None) -> list[list[str]]:
     """The sentences of a file with one sentence per line, split at spaces; of a short fixture if `path` is `None`."""
     if path is None and not FIXTURE_TEXT.is_file():
         raise ValueError("Only a clone of the repository has a text; pass --text_file, one sentence per line.")
-    words = (words_of(text) for _, text in numbered_texts(Path(path or FIXTURE_TEXT), "text"))
-    sentences = list(islice((each for each in words if len(each) >= SHORTEST_SENTENCE), MOST_SENTENCES))
+    sentences: list[list[str]] = []
+    for _, text in numbered_texts(Path(path or FIXTURE_TEXT), "text"):
+        words = words_of(text)
+        if len(words) >= SHORTEST_SENTENCE:
+            sentences.append(words)
+        if len(sentences) == MOST_SENTENCES:
+            break
     if not sentences:
         raise ValueError(f"--text_file {path} has no line of {SHORTEST_SENTENCE} words or more; pass another text.")
     return sentences
@@ -41,15 +46,18 @@ def draw_batch(sentences: list[list[str]], name: str, seed: int) -> list[list[st
     At least one sentence has exactly WORDS words; with the ending `dense` all have. `63x5+1x400` is two batches in one.
     """
     if "+" in name:
-        return [words for part in name.split("+") for words in draw_batch(sentences, part, seed)]
+        return list(chain.from_iterable(draw_batch(sentences, part, seed) for part in name.split("+")))
     parsed = re.fullmatch(r"([1-9]\d*)x(\d+)(dense)?", name)
     if not parsed or int(parsed[2]) < SHORTEST_SENTENCE:
         raise ValueError(f"{name!r} is not a batch; pass ROWSxWORDS, with {SHORTEST_SENTENCE} words or more.")
-    rows, longest = int(parsed[1]), int(parsed[2])
+    rows = int(parsed[1])
+    longest = int(parsed[2])
     cut = [words[:longest] for words in sentences]
     full = [words for words in cut if len(words) == longest]
     uncut = [words for words in sentences if len(words) <= longest]
-    pool = full if parsed[3] else uncut if len(uncut) >= rows else cut
+    pool = uncut if len(uncut) >= rows else cut
+    if parsed[3]:
+        pool = full
     if not full or len(pool) < rows:
         raise ValueError(f"The text has too few sentences for the batch {name}; pass a longer text or smaller batches.")
     generator = random.Random(f"{seed} {name}")
@@ -83,8 +91,11 @@ def tokenize_batches(tokenizer: Callable, batches: list[list[str]]) -> Outputs:
 
 def bert_tokenizer(texts: list[str]) -> BertTokenizer:
     """Its vocabulary has all words of the texts, so that nearly every word is one piece: its fastest case."""
-    words = sorted({word for text in texts for word in re.findall(r"\w+|[^\w\s]", text)})
+    words = set()
+    for text in texts:
+        words.update(re.findall(r"\w+|[^\w\s]", text))
     characters = sorted(set("".join(words)))
-    pieces = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *characters, *(f"##{c}" for c in characters), *words]
+    continued = [f"##{character}" for character in characters]
+    pieces = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *characters, *continued, *sorted(words)]
     vocab = {piece: number for number, piece in enumerate(dict.fromkeys(pieces))}
     return BertTokenizer(vocab=vocab, do_lower_case=False)

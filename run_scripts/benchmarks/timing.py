@@ -46,35 +46,39 @@ def measure(contest: Contest, rounds: int) -> list[BenchmarkRow]:
     Raises:
         ValueError: an implementation is wrong. Then none is timed.
     """
-    errors = [output_error(each) for each in contest.implementations]
-    seconds = time_in_turns([each.call for each in contest.implementations], rounds)
+    errors = [output_error(implementation) for implementation in contest.implementations]
+    times = time_in_turns([implementation.call for implementation in contest.implementations], rounds)
     rows = []
-    for each, error, own in zip(contest.implementations, errors, seconds, strict=True):
-        ratios = [other / ours for other, ours in zip(own, seconds[0], strict=True)]
-        rows.append(
-            {
-                **{"part": contest.part, "batch": contest.batch, contest.unit: contest.size},
-                "implementation": each.name,
-                "milliseconds": 1e3 * statistics.median(own),
-                "fastest": 1e3 * min(own),
-                "slowest": 1e3 * max(own),
-                f"{contest.unit}_per_second": contest.size / statistics.median(own),
-                "speedup_of_ours": statistics.median(ratios),
-                "lowest_speedup": min(ratios),
-                "highest_speedup": max(ratios),
-                "relative_rms_error": error,
-                **each.details(),
-            }
-        )
+    for implementation, error, seconds in zip(contest.implementations, errors, times, strict=True):
+        ratios = [other / ours for other, ours in zip(seconds, times[0], strict=True)]
+        middle = statistics.median(seconds)
+        row = {
+            "part": contest.part,
+            "batch": contest.batch,
+            contest.unit: contest.size,
+            "implementation": implementation.name,
+            "milliseconds": 1e3 * middle,
+            "fastest": 1e3 * min(seconds),
+            "slowest": 1e3 * max(seconds),
+            f"{contest.unit}_per_second": contest.size / middle,
+            "speedup_of_ours": statistics.median(ratios),
+            "lowest_speedup": min(ratios),
+            "highest_speedup": max(ratios),
+            "relative_rms_error": error,
+        }
+        rows.append(row | implementation.details())
     return rows
 
 
 def output_error(implementation: Implementation) -> float | None:
     """Runs an implementation and returns the largest relative RMS error of its outputs; `None` if it has no check."""
-    found, expected = implementation.call(), implementation.expected
-    if expected is None or found is None:
+    outputs = implementation.call()
+    if implementation.expected is None or outputs is None:
         return None
-    errors = {name: relative_rms(found[name], value) for name, value in expected.items() if name in found}
+    errors = {}
+    for name, expected in implementation.expected.items():
+        if name in outputs:
+            errors[name] = relative_rms(outputs[name], expected)
     worst = max(errors, key=errors.__getitem__)
     if errors[worst] > implementation.tolerance:
         raise ValueError(
@@ -99,7 +103,8 @@ def time_in_turns(calls: Sequence[Callable[[], Any]], rounds: int) -> list[list[
     Each round has another random order, because a call leaves its data in the caches for the next.
     """
     seconds: list[list[float]] = [[] for _ in calls]
-    generator, numbers = random.Random(0), list(range(len(calls)))
+    generator = random.Random(0)
+    numbers = list(range(len(calls)))
     for _ in range(rounds + 1):
         generator.shuffle(numbers)
         gc.collect()
@@ -107,20 +112,29 @@ def time_in_turns(calls: Sequence[Callable[[], Any]], rounds: int) -> list[list[
             start = time.perf_counter()
             calls[number]()
             seconds[number].append(time.perf_counter() - start)
-    return [own[1:] for own in seconds]
+    return [counted for _, *counted in seconds]
 
 
 def format_rows(contest: Contest, rows: Sequence[BenchmarkRow]) -> str:
     columns = {
-        **{"ms": ("milliseconds", ",.1f"), "fastest": ("fastest", ",.1f"), "slowest": ("slowest", ",.1f")},
-        **{f"{contest.unit}/s": (f"{contest.unit}_per_second", ",.0f"), "speedup": ("speedup_of_ours", ".2f")},
-        **{"lowest": ("lowest_speedup", ".2f"), "highest": ("highest_speedup", ".2f")},
-        **{"error": ("relative_rms_error", ".1e"), "launches": ("launches", ",.0f"), "MB": ("megabytes", ",.1f")},
+        "ms": ("milliseconds", ",.1f"),
+        "fastest": ("fastest", ",.1f"),
+        "slowest": ("slowest", ",.1f"),
+        f"{contest.unit}/s": (f"{contest.unit}_per_second", ",.0f"),
+        "speedup": ("speedup_of_ours", ".2f"),
+        "lowest": ("lowest_speedup", ".2f"),
+        "highest": ("highest_speedup", ".2f"),
+        "error": ("relative_rms_error", ".1e"),
+        "launches": ("launches", ",.0f"),
+        "MB": ("megabytes", ",.1f"),
     }
     shown = {header: column for header, column in columns.items() if column[0] in rows[0]}
     title = f"{contest.part}, {contest.batch}, {contest.size:,} {contest.unit}"
-    lines = ["", title, f"{'':30}" + "".join(f"{header:>12}" for header in shown)]
+    lines = ["", title, " " * 30 + "".join(f"{header:>12}" for header in shown)]
     for row in rows:
-        cells = ["" if row[name] is None else format(row[name], form) for name, form in shown.values()]
-        lines.append(f"{row['implementation']:30}" + "".join(f"{cell:>12}" for cell in cells))
+        line = f"{row['implementation']:30}"
+        for name, form in shown.values():
+            cell = "" if row[name] is None else format(row[name], form)
+            line += f"{cell:>12}"
+        lines.append(line)
     return "\n".join(lines)
