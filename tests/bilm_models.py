@@ -1,4 +1,4 @@
-"""Small biLMs with batches, their LSTMs with packed sequences, and tangents of models."""
+"""Small biLMs with batches, their LSTMs with packed sequences, tangents of models, and sizes of tensors."""
 
 from contextlib import contextmanager
 from unittest.mock import patch
@@ -7,6 +7,7 @@ import pytest
 import torch
 from packaging import version
 from torch.autograd import forward_ad
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from modeling_elmo import ELMoConfig, ELMoForPreTraining, ELMoModel, elmo_backend
 from modeling_elmo.inputs import pack
@@ -39,6 +40,13 @@ def tiny_model(cls=ELMoModel, seed=0, **overrides):
     """Of the preset, without dropout. It reads what `ELMoTokenizer()` writes."""
     torch.manual_seed(seed)
     return cls(ELMoConfig.from_preset("tiny", **{"dropout": 0.0, **overrides})).eval()
+
+
+def save(folder, *parts):
+    """Saves a model, its tokenizer or other parts in one folder."""
+    for part in parts:
+        part.save_pretrained(folder)
+    return folder
 
 
 def make_config(**overrides):
@@ -111,3 +119,17 @@ def jvp(model, embeds, direction):
 def dual(model, embeds, direction):
     with forward_ad.dual_level():
         return forward_ad.unpack_dual(model(inputs_embeds=forward_ad.make_dual(embeds, direction))[1]).tangent
+
+
+class Largest(TorchDispatchMode):
+    """The number of elements of the largest tensor that any operation returns."""
+
+    def __init__(self):
+        super().__init__()
+        self.numel = 0
+
+    def __torch_dispatch__(self, function, types, arguments=(), options=None):
+        result = function(*arguments, **(options or {}))
+        for tensor in result if isinstance(result, (tuple, list)) else [result]:
+            self.numel = max(self.numel, tensor.numel() if isinstance(tensor, torch.Tensor) else 0)
+        return result

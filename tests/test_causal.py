@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from bilm_models import save, tiny_model
 from transformers import AutoModelForCausalLM, AutoModelForPreTraining, AutoTokenizer, Trainer, TrainingArguments
 
 from modeling_elmo import ELMoConfig, ELMoForCausalLM, ELMoForPreTraining, ELMoTokenizer
@@ -20,11 +21,7 @@ def folder(request, tmp_path_factory):
     folder = tmp_path_factory.mktemp(request.param)
     tokenizer = ELMoTokenizer(vocab=["<S>", "</S>", "<UNK>", *WORDS], pre_tokenization="whitespace")
     options = {"softmax_type": request.param, "num_sampled": 3, "vocab_size": len(tokenizer), "adaptive_cutoffs": [4]}
-    torch.manual_seed(0)
-    model = ELMoForPreTraining(ELMoConfig.from_preset("tiny", **options, dropout=0.0))
-    for part in (model, tokenizer):
-        part.save_pretrained(folder)
-    return folder
+    return save(folder, tiny_model(ELMoForPreTraining, **options), tokenizer)
 
 
 def batch_of(folder, side="right", texts=TEXTS):

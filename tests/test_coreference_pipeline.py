@@ -9,6 +9,7 @@ from types import SimpleNamespace
 import datasets
 import pytest
 import torch
+from bilm_models import save
 from head_models import make_coreference_pipeline
 from transformers import pipeline
 
@@ -242,8 +243,7 @@ def test_options_that_are_refused(pipe, options, shown):
 def test_a_folder_brings_its_pipeline(pipe, tmp_path):
     given = pipe
     for folder in (tmp_path / "0", tmp_path / "1"):
-        for part in (given.model, given.tokenizer):
-            part.save_pretrained(folder)
+        save(folder, given.model, given.tokenizer)
         given = pipeline("coreference-resolution", model=str(folder), trust_remote_code=True)
         assert type(given).__module__.startswith("transformers_modules") and given(SENTENCES) == pipe(SENTENCES)
     registered = pipeline("coreference-resolution", model=pipe.model, tokenizer=pipe.tokenizer)

@@ -13,7 +13,7 @@ from unittest.mock import patch
 import pytest
 import torch
 from accelerate.state import AcceleratorState
-from bilm_models import make_batch, make_model
+from bilm_models import make_batch, make_model, tiny_model
 from head_models import HEADS, make_coreference_pipeline, make_role_pipeline, stirred
 from head_models import batch_of as batch_of_head
 from head_models import make_model as make_head
@@ -278,7 +278,7 @@ def test_models_built_on_the_device():
 
 @torch.no_grad()
 def test_vocabulary_cache(tmp_path):
-    model, tokenizer = ELMoModel(ELMoConfig.from_preset("tiny")).eval(), ELMoTokenizer()
+    model, tokenizer = tiny_model(), ELMoTokenizer()
     batch = tokenizer([["a", "cat"], ["dogs"]], is_split_into_words=True, padding=True, return_tensors="pt")
     expected = model(**batch).last_hidden_state
     model.to(DEVICE).cache_vocabulary(["a", "cat", "the"], tokenizer, save=True)

@@ -3,9 +3,10 @@
 import numpy as np
 import pytest
 import torch
+from bilm_models import save, tiny_model
 
 import modeling_elmo
-from modeling_elmo import ELMoConfig, ELMoModel, ELMoTokenizer
+from modeling_elmo import ELMoTokenizer
 from modeling_elmo.kernels.plan import elmo_backend
 from modeling_elmo.run_scripts import doctor
 from modeling_elmo.shipping import MODULES, first_line
@@ -45,8 +46,7 @@ def test_what_a_machine_has_and_lacks(monkeypatch):
 
 def test_the_code_of_a_folder(tmp_path, capsys):
     folder = tmp_path / "saved"
-    for part in (ELMoModel(ELMoConfig.from_preset("tiny")), ELMoTokenizer()):
-        part.save_pretrained(folder)
+    save(folder, tiny_model(), ELMoTokenizer())
     model, tokenizer, version = folder / "modeling_elmo.py", folder / "tokenization_elmo.py", modeling_elmo.__version__
     ours = f"the installed modeling_elmo {version}"
     equal = f"equals the code that {ours} generates"

@@ -19,6 +19,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 import yaml
+from bilm_models import save
 from sklearn.decomposition import PCA
 from transformers import pipeline
 
@@ -91,8 +92,7 @@ def head_folders(tmp_path_factory) -> dict[str, Path]:
             for key, parameter in model.named_parameters():
                 if not key.startswith("elmo."):
                     parameter.normal_(std=0.3 if name == "resolver" else 0.7)
-        model.save_pretrained(root / name)
-        tokenizer.save_pretrained(root / name)
+        save(root / name, model, tokenizer)
     return {name: root / name for name in HEADS}
 
 

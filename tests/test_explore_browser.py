@@ -5,8 +5,9 @@ from pathlib import Path
 
 import pytest
 import torch
+from bilm_models import save, tiny_model
 
-from modeling_elmo import ELMoConfig, ELMoForTokenClassification, ELMoTokenizer
+from modeling_elmo import ELMoForTokenClassification, ELMoTokenizer
 
 gradio = pytest.importorskip("gradio")
 playwright = pytest.importorskip("playwright.sync_api", reason="`make test-browser` installs playwright")
@@ -26,12 +27,11 @@ def address(tmp_path_factory):
     from modeling_elmo.run_scripts.explorer.page import LAUNCH_OPTIONS, build_page
 
     tokenizer, tagger = ELMoTokenizer(vocab=["<S>", "</S>", "<UNK>"]), tmp_path_factory.mktemp("heads") / "finder"
-    config = ELMoConfig.from_preset("tiny", vocab_size=len(tokenizer), head="linear", id2label={0: "O", 1: "B-X"})
-    model = ELMoForTokenClassification(config)
+    options = {"head": "linear", "id2label": {0: "O", 1: "B-X"}}
+    model = tiny_model(ELMoForTokenClassification, vocab_size=len(tokenizer), **options)
     with torch.no_grad():
         model.classifier.bias[1] = 100.0
-    for part in (model, tokenizer):
-        part.save_pretrained(tagger)
+    save(tagger, model, tokenizer)
     page = build_page([ENGLISH, KOREAN, str(tagger)], [PLAY])
     page.launch(**LAUNCH_OPTIONS, prevent_thread_lock=True, quiet=True)
     yield page.local_url

@@ -10,11 +10,11 @@ import h5py
 import numpy as np
 import pytest
 import torch
+from bilm_models import tiny_model
 from clean_python import run
 from head_models import make_model, stirred
 
 from modeling_elmo import (
-    ELMoConfig,
     ELMoForPreTraining,
     ELMoForQuestionAnswering,
     ELMoForSequenceClassification,
@@ -208,8 +208,7 @@ SMALL = {"num_hidden_layers": 1, "num_labels": 3, "vocab_size": 5, "head": "line
 )
 def test_other_models(tmp_path, capsys, model_class, options, outputs, has_example):
     """Also without clips and projections. The program itself compares them with the model."""
-    config = ELMoConfig.from_preset("tiny", **{**SMALL, "cell_clip": None, "projection_clip": None, **options})
-    model = model_class(config)
+    model = tiny_model(model_class, **{**SMALL, "cell_clip": None, "projection_clip": None, **options})
     folder = save(tmp_path / "model", model.half())
     output = export.main(arguments(folder, tmp_path / "onnx"))
     assert {path.suffix for path in output.iterdir()} >= {".onnx", ".json"}
@@ -230,7 +229,7 @@ def test_other_models(tmp_path, capsys, model_class, options, outputs, has_examp
     ],
 )
 def test_models_that_cannot_be_exported(tmp_path, model_class, options, message):
-    folder = save(tmp_path / "model", model_class(ELMoConfig.from_preset("tiny", **{**SMALL, **options})))
+    folder = save(tmp_path / "model", tiny_model(model_class, **{**SMALL, **options}))
     with pytest.raises(ValueError, match=message):
         export.main(arguments(folder, tmp_path / "out", format="pt2"))
     assert not (tmp_path / "out").exists()
@@ -239,7 +238,7 @@ def test_models_that_cannot_be_exported(tmp_path, model_class, options, message)
 def test_states_that_cannot_be_exported(monkeypatch):
     for module in ("base", "kernels.int8"):  # on every processor
         monkeypatch.setattr(f"modeling_elmo.{module}.int8_obstacle", lambda: None)
-    model = ELMoModel(ELMoConfig.from_preset("tiny", **SMALL)).eval().quantize()
+    model = tiny_model(**SMALL).quantize()
     with pytest.raises(ValueError, match=r"in 8 bits. Export the model in float32, or what"):
         check_exportable(model)
 

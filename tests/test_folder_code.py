@@ -7,6 +7,7 @@ from pathlib import Path
 import huggingface_hub
 import pytest
 import torch
+from bilm_models import save, tiny_model
 from clean_python import new_environment, run
 from transformers import AutoModelForQuestionAnswering, AutoTokenizer, pipeline
 
@@ -61,8 +62,7 @@ tokenizer = AutoTokenizer.from_pretrained("reader", trust_remote_code=True)
 model = AutoModelForQuestionAnswering.from_pretrained("reader", trust_remote_code=True).eval()
 logits = model(**tokenizer(%r, %r, return_tensors="pt")).start_logits[0]
 torch.save(logits[logits > -1e3].detach(), "starts.pt")
-model.save_pretrained("again")
-tokenizer.save_pretrained("again")
+save("again", model, tokenizer)
 """
 
 
@@ -90,8 +90,7 @@ def test_saving_into_a_former_folder_leaves_its_code_and_names_it(folder, caplog
     [warning] = caplog.messages
     assert f"nothing reads {', '.join(sorted(OF_TOKENIZER))} any more; delete these files." in warning
     caplog.clear()
-    for part in (model, tokenizer):  # the warning comes once
-        part.save_pretrained(folder)
+    save(folder, model, tokenizer)
     assert caplog.messages == []
     found = {path.name: path.read_bytes() for path in folder.glob("*.py")}
     assert found == former | {name: generate(name) for name in NEW}
@@ -105,8 +104,7 @@ def test_saving_into_a_former_folder_leaves_its_code_and_names_it(folder, caplog
 def test_a_damaged_former_folder_is_saved_into(folder, caplog):
     (folder / "config.json").write_bytes(b"\xff{")
     (folder / "elmo_characters.py").unlink()
-    ELMoModel(ELMoConfig.from_preset("tiny")).save_pretrained(folder)
-    ELMoTokenizer().save_pretrained(folder)
+    save(folder, tiny_model(), ELMoTokenizer())
     assert len(caplog.messages) == 1 and "nothing reads elmo_pretokenization.py any more" in caplog.text
 
 

@@ -5,8 +5,9 @@ import json
 
 import pytest
 import torch
+from bilm_models import save, tiny_model
 
-from modeling_elmo import ELMoConfig, ELMoForPreTraining, ELMoTokenizer
+from modeling_elmo import ELMoForPreTraining, ELMoTokenizer
 from modeling_elmo.run_scripts import minimal_pairs
 
 WORDS = ["the", "cats", "cat", "sleep", "sleeps", "on", "mat's"]
@@ -24,13 +25,10 @@ def bilm(tmp_path_factory):
     folder = tmp_path_factory.mktemp("bilm")
     vocab = ["<S>", "</S>", "<UNK>", *WORDS]
     tokenizer = ELMoTokenizer(vocab=vocab, pre_tokenization="whitespace", plain_signs=True)
-    torch.manual_seed(1)
-    model = ELMoForPreTraining(ELMoConfig.from_preset("tiny", vocab_size=len(tokenizer)))
+    model = tiny_model(ELMoForPreTraining, 1, vocab_size=len(tokenizer))
     for parameter in model.parameters():  # contexts count
         torch.nn.init.normal_(parameter, std=0.5)
-    for part in (model, tokenizer):
-        part.save_pretrained(folder)
-    return folder
+    return save(folder, model, tokenizer)
 
 
 def write_table(folder, rows=PAIRS, header=("phenomenon", "good", "bad")):

@@ -6,10 +6,10 @@ import pickle
 
 import pytest
 import transformers
+from bilm_models import tiny_model
 from task_worker import bilm
 from transformers import AutoModel
 
-from modeling_elmo import ELMoConfig, ELMoModel
 from modeling_elmo.run_scripts.program.models import check_model, load_pretrained, model_digest
 
 
@@ -25,7 +25,7 @@ def test_models_that_are_not_there(tmp_path):
 
 def test_files_of_a_model_that_cannot_be_loaded(tmp_path):
     """Each is told in one line, with the folder, and no code of a pickle runs."""
-    ELMoModel(ELMoConfig.from_preset("tiny")).save_pretrained(tmp_path)
+    tiny_model().save_pretrained(tmp_path)
     weights = tmp_path / "model.safetensors"
     damaged = [(weights, content) for content in (weights.read_bytes()[:-9], b"")]
     pickles = [(tmp_path / "pytorch_model.bin", content) for content in (pickle.dumps(print, 2), b"PK\3\4 truncated")]
@@ -37,7 +37,7 @@ def test_files_of_a_model_that_cannot_be_loaded(tmp_path):
 
 
 def test_weights_that_are_not_numbers(tmp_path):
-    model = ELMoModel(ELMoConfig.from_preset("tiny"))
+    model = tiny_model()
     model.scalar_mix.gamma.data.fill_(math.inf)
     model.save_pretrained(tmp_path)
     with pytest.raises(ValueError, match=f"^{tmp_path}: the weights of scalar_mix.gamma are not finite"):

@@ -8,6 +8,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from accelerate import Accelerator
+from bilm_models import save
 from datasets import Dataset, DatasetDict
 from pretraining_worker import LINES, MODEL, launch
 from torch import Tensor
@@ -47,8 +48,7 @@ def save_model(folder: Path, **options) -> Path:
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.mul_(1.5).add_(0.02 * torch.randn_like(parameter))
-    model.save_pretrained(folder)
-    tokenizer.save_pretrained(folder)
+    save(folder, model, tokenizer)
     (folder / "held_out.txt").write_text("\n".join(TEXT) + "\n", encoding="utf-8")
     return folder
 

@@ -3,9 +3,9 @@
 import math
 
 import pytest
-import torch
+from bilm_models import tiny_model
 
-from modeling_elmo import ELMoConfig, ELMoForPreTraining, ELMoTokenizer
+from modeling_elmo import ELMoForPreTraining, ELMoTokenizer
 from modeling_elmo.prediction import predict_texts, score_texts
 
 WORDS = ["the", "cat", "sat", "on", "mat", "."]
@@ -15,8 +15,7 @@ TEXTS = ["the cat sat on the mat .", ["the", "dog", "sat"], ""]
 @pytest.fixture(scope="module")
 def pair():
     tokenizer = ELMoTokenizer(vocab=["<S>", "</S>", "<UNK>", *WORDS], pre_tokenization="whitespace")
-    torch.manual_seed(0)
-    return ELMoForPreTraining(ELMoConfig.from_preset("tiny", vocab_size=len(tokenizer))).eval(), tokenizer
+    return tiny_model(ELMoForPreTraining, vocab_size=len(tokenizer)), tokenizer
 
 
 @pytest.mark.parametrize("batch_size", [1, 2, 32])

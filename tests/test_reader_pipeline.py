@@ -5,6 +5,7 @@ import math
 
 import pytest
 import torch
+from bilm_models import save
 from datasets import Dataset
 from transformers import pipeline
 
@@ -131,8 +132,7 @@ def test_calls_that_are_refused(pipe, changes, shown):
 
 
 def test_only_question_answering_folders_have_the_pipeline(pipe, tmp_path):
-    for part in (pipe.model, pipe.tokenizer):
-        part.save_pretrained(tmp_path / "qa")
+    save(tmp_path / "qa", pipe.model, pipe.tokenizer)
     expected = pipe(question=QUESTION, context=CONTEXT)
     for task in ("question-answering", None):
         loaded = pipeline(task, model=str(tmp_path / "qa"), trust_remote_code=True)

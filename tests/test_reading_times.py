@@ -8,10 +8,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from bilm_models import save, tiny_model
 from scipy.stats import norm
 from sklearn.linear_model import LinearRegression
 
-from modeling_elmo import ELMoConfig, ELMoForPreTraining, ELMoTokenizer
+from modeling_elmo import ELMoForPreTraining, ELMoTokenizer
 
 SCRIPT = Path(__file__).parents[1] / "docs" / "reading_times.py"
 CORPUS = "The cat sat .\nWe saw the dog , does n't it ?\n" * 3 + "the the"
@@ -23,7 +24,7 @@ ENDINGS = [["."], ["?", "'"], [",", "."]]
 def parts(tmp_path_factory):
     folder, random = tmp_path_factory.mktemp("stories"), np.random.default_rng(0)
     tokenizer = ELMoTokenizer(vocab=["<S>", "</S>", "<UNK>", *VOCABULARY])
-    model = ELMoForPreTraining(ELMoConfig.from_preset("tiny", vocab_size=len(tokenizer), dropout=0.0)).eval()
+    model = tiny_model(ELMoForPreTraining, vocab_size=len(tokenizer))
     words = {}  # by story and place in it
     for story in (1, 2):
         for zone in range(1, 651):
@@ -59,8 +60,7 @@ def parts(tmp_path_factory):
     (folder / "times" / "processed_wordinfo.tsv").write_text("\n".join(times))
     (folder / "all_stories_gpt3.csv.gz").write_bytes(gzip.compress("\n".join(pieces).encode()))
     (folder / "corpus.txt").write_text(CORPUS)
-    for part in (model, tokenizer):
-        part.save_pretrained(folder / "model")
+    save(folder / "model", model, tokenizer)
     return folder, list(words.items()), slow / 10 + 6, {"forward": forward, "backward": backward, "GPT-3": gpt3}
 
 

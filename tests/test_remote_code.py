@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 import torch
 import transformers
+from bilm_models import save
 from clean_python import new_environment, run
 from remote_code_worker import PIPELINES, TEXTS, first_file, first_files, outputs_of, piped, spoil
 from safetensors.torch import load_file
@@ -56,8 +57,7 @@ def generations(tmp_path_factory) -> Path:
     expected = {}
     for name in NAMES:
         model = getattr(modeling_elmo, name)(config)
-        for part in (model, tokenizer):
-            part.save_pretrained(root / "0" / name)
+        save(root / "0" / name, model, tokenizer)
         expected[name] = outputs_of(model, tokenizer(TEXTS, padding=True, return_tensors="pt"))
     torch.save(expected, root / "expected.pt")
     worker = shutil.copy(Path(__file__).with_name("remote_code_worker.py"), root)
@@ -102,8 +102,7 @@ def spoilt(tmp_path_factory) -> Path:
     tokenizer = ELMoTokenizer(vocab=VOCABULARY)
     config = ELMoConfig.from_preset("tiny", vocab_size=len(tokenizer), id2label={0: "O", 1: "B-V"}, task_num_layers=1)
     for name in PIPELINES:
-        for part in (getattr(modeling_elmo, name)(config), tokenizer):
-            part.save_pretrained(root / name)
+        save(root / name, getattr(modeling_elmo, name)(config), tokenizer)
         spoil(root / name)
     return root
 
@@ -152,8 +151,7 @@ def test_a_folder_has_the_code_that_its_auto_classes_reach(tmp_path, name):
     """The same three files for each class, beside the user's own."""
     (tmp_path / "elmo_script.py").touch()
     model = getattr(modeling_elmo, name)(ELMoConfig.from_preset("tiny", id2label={0: "O", 1: "B-V"}))
-    for part in (model, ELMoTokenizer()):
-        part.save_pretrained(tmp_path)
+    save(tmp_path, model, ELMoTokenizer())
     assert {file.name for file in tmp_path.glob("*.py")} == {*CODE, "elmo_script.py"}
     assert all((tmp_path / file).read_bytes() == generate(file) for file in CODE)
 

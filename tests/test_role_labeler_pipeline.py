@@ -5,6 +5,7 @@ from unittest.mock import patch
 
 import pytest
 import torch
+from bilm_models import save
 from datasets import Dataset
 from head_models import ROLE_NAMES, make_role_pipeline
 from transformers import pipeline
@@ -199,8 +200,7 @@ def test_markers_that_a_sentence_spells_are_no_words_of_a_role(pipe):
 
 
 def test_folders_have_the_pipeline(pipe, tmp_path):
-    for part in (pipe.model, pipe.tokenizer):
-        part.save_pretrained(tmp_path / "roles")
+    save(tmp_path / "roles", pipe.model, pipe.tokenizer)
     expected = pipe(TEXTS[0])
     for task in ("semantic-role-labeling", None):
         loaded = pipeline(task, model=str(tmp_path / "roles"), trust_remote_code=True)

@@ -8,6 +8,7 @@ import huggingface_hub
 import numpy as np
 import pytest
 import torch
+from bilm_models import save, tiny_model
 from clean_python import new_environment, run
 from safetensors.torch import load_file
 from sentence_transformers import SentenceTransformer
@@ -15,7 +16,6 @@ from sentence_transformers.sentence_transformer.modules import Pooling, Transfor
 from sentence_worker import TEXTS, train
 
 from modeling_elmo import (
-    ELMoConfig,
     ELMoForPreTraining,
     ELMoForQuestionAnswering,
     ELMoForSequenceClassification,
@@ -30,23 +30,20 @@ MIX = {"scalar_mix.weights", "scalar_mix.gamma"}
 VOCABULARY = ["<S>", "</S>", "<UNK>", "He", "is", "in", "London"]
 
 
-def save(folder: Path, model_class) -> Path:
+def saved(folder: Path, model_class) -> Path:
     """A biLM whose mix is neither the average nor one layer."""
     tokenizer = ELMoTokenizer(vocab=VOCABULARY)
-    torch.manual_seed(0)
-    model = model_class(ELMoConfig.from_preset("tiny", vocab_size=len(tokenizer), dropout=0.0))
+    model = tiny_model(model_class, vocab_size=len(tokenizer))
     if model_class is ELMoModel:
         with torch.no_grad():
             model.scalar_mix.weights.copy_(torch.tensor([0.5, -1.0, 1.0]))
             model.scalar_mix.gamma.fill_(2.0)
-    model.save_pretrained(folder)
-    tokenizer.save_pretrained(folder)
-    return folder
+    return save(folder, model, tokenizer)
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory) -> Path:
-    return save(tmp_path_factory.mktemp("sentences") / "elmo", ELMoModel)
+    return saved(tmp_path_factory.mktemp("sentences") / "elmo", ELMoModel)
 
 
 def load(folder: Path) -> SentenceTransformer:
@@ -152,7 +149,7 @@ def test_modules_of_another_hand_are_kept(folder, tmp_path):
 def test_only_bilms_are_sentence_models(tmp_path):
     heads = (ELMoForTokenClassification, ELMoForSequenceClassification, ELMoForQuestionAnswering)
     for model_class in (ELMoModel, ELMoForPreTraining, *heads):
-        folder = save(tmp_path / model_class.__name__, model_class)
+        folder = saved(tmp_path / model_class.__name__, model_class)
         assert FILES & {path.name for path in folder.iterdir()} == (set() if model_class in heads else FILES)
     ELMoForTokenClassification.from_pretrained(folder.with_name("ELMoModel")).save_pretrained(tmp_path / "head")
     assert not FILES & {path.name for path in (tmp_path / "head").iterdir()}
@@ -173,7 +170,7 @@ def strangers(tmp_path_factory) -> Path:
     """Folders in `saved`; the folders that a process without the package saved in `resaved`; its vectors, `found`."""
     root = tmp_path_factory.mktemp("strangers")
     for model_class in (ELMoModel, ELMoForPreTraining):
-        save(root / "saved" / model_class.__name__, model_class)
+        saved(root / "saved" / model_class.__name__, model_class)
     worker = shutil.copy(Path(__file__).with_name("sentence_worker.py"), root)
     home = root / "home"
     home.mkdir()

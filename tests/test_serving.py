@@ -9,9 +9,10 @@ from pathlib import Path
 
 import pytest
 import torch
+from bilm_models import save, tiny_model
 from clean_python import ROOT, new_environment, run
 
-from modeling_elmo import ELMoConfig, ELMoModel, ELMoTokenizer
+from modeling_elmo import ELMoModel, ELMoTokenizer
 
 SERVING = ROOT / "docs" / "serving"
 TEXTS = ["They play chess.", "A naïve (Zürich) «ægithales» 밥!", "play", " ".join(["He said it again."] * 40)]
@@ -23,9 +24,7 @@ def folder(tmp_path_factory) -> Path:
     """The files of docs/serving/ with a biLM."""
     pytest.importorskip("fastapi")
     folder = shutil.copytree(SERVING, tmp_path_factory.mktemp("serving") / "server")
-    torch.manual_seed(0)
-    for part in (ELMoModel(ELMoConfig.from_preset("tiny")), ELMoTokenizer(vocab=["<S>", "</S>", "<UNK>", "play"])):
-        part.save_pretrained(folder / "model")
+    save(folder / "model", tiny_model(), ELMoTokenizer(vocab=["<S>", "</S>", "<UNK>", "play"]))
     return folder
 
 

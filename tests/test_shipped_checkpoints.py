@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from bilm_models import save
 from clean_python import run
 from safetensors.torch import load_file
 from transformers import AutoModel, AutoTokenizer
@@ -99,8 +100,7 @@ def test_it_loads_from_a_clone_with_and_without_the_flag(folder):
 @each
 def test_what_it_saves_loads_without_the_package(folder, tmp_path):
     name = folder.name
-    for part in (ELMoModel.from_pretrained(folder), ELMoTokenizer.from_pretrained(folder)):
-        part.save_pretrained(tmp_path / name)
+    save(tmp_path / name, ELMoModel.from_pretrained(folder), ELMoTokenizer.from_pretrained(folder))
     code = f"""
 import sys
 sys.modules["modeling_elmo"] = None  # as if it were not installed

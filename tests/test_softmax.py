@@ -7,6 +7,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 import torch.nn.functional as F
+from bilm_models import Largest
 from head_models import fails
 
 from modeling_elmo import ELMoConfig, elmo_backend
@@ -92,22 +93,15 @@ def test_logits_of_all_predictions_never_stand_in_memory(monkeypatch):
     """The largest tensor made, and the bytes kept for the backward pass, of a call whose logits would be 2 MB."""
     monkeypatch.setattr("modeling_elmo.softmax.CHUNK_LOGITS", 10_000)
     softmax, (hidden, targets, _) = make_softmax(vocab_size=1000), make_predictions(500, words=1000)
-    sizes, kept = [0], []
-
-    class Largest(torch.utils._python_dispatch.TorchDispatchMode):
-        def __torch_dispatch__(self, function, types, args=(), kwargs=None):
-            result = function(*args, **(kwargs or {}))
-            made = result if isinstance(result, (tuple, list)) else [result]
-            sizes.append(max((item.numel() for item in made if isinstance(item, torch.Tensor)), default=0))
-            return result
+    kept = []
 
     def keep(tensor):
         kept.append(tensor.numel())
         return tensor
 
-    with Largest(), torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+    with Largest() as largest, torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
         softmax(hidden, targets)[0].backward()
-    assert max(sizes) == 16_000  # the weight; `(N, V)` would be 500,000
+    assert largest.numel == 16_000  # the weight; `(N, V)` would be 500,000
     assert sum(kept) <= hidden.numel() + 17_000 + 1  # only the gradients and their unit, no chunk of logits
 
 

@@ -6,8 +6,8 @@ import random
 import pytest
 import torch
 import torch.utils.checkpoint
+from bilm_models import Largest
 from head_models import losses_of_spans
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from modeling_elmo import ELMoConfig
 from modeling_elmo.heads.spans import (
@@ -190,20 +190,6 @@ def test_documents_without_kept_spans(lengths):
 
 
 # Pieces
-
-
-class Largest(TorchDispatchMode):
-    """The number of elements of the largest tensor that any operation returns."""
-
-    def __init__(self):
-        super().__init__()
-        self.numel = 0
-
-    def __torch_dispatch__(self, function, types, arguments=(), options=None):
-        result = function(*arguments, **(options or {}))
-        for tensor in result if isinstance(result, (tuple, list)) else [result]:
-            self.numel = max(self.numel, tensor.numel() if isinstance(tensor, torch.Tensor) else 0)
-        return result
 
 
 def test_pieces_change_nothing(monkeypatch):

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from bilm_models import computed_by, dual, jvp, needs_numbers, tiny_model
+from bilm_models import computed_by, dual, jvp, needs_numbers, save, tiny_model
 from torch.autograd import forward_ad
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import FlopCounterMode
@@ -218,8 +218,7 @@ embed.main(["--model", model, "--input", text, "--output", output])
 @pytest.mark.slow
 def test_a_torch_without_distributed(tmp_path):
     """Such as ROCm's on Windows."""
-    for part in (make_model(ELMoForPreTraining), TOKENIZER):
-        part.save_pretrained(tmp_path)
+    save(tmp_path, make_model(ELMoForPreTraining), TOKENIZER)
     (tmp_path / "text.txt").write_text("a b a b\n", encoding="utf-8")
     files = [tmp_path, tmp_path / "text.txt", tmp_path / "vectors.hdf5"]
     command = [sys.executable, "-c", WITHOUT_DISTRIBUTED, *files]
