@@ -8,7 +8,7 @@ import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from itertools import accumulate, chain, product
+from itertools import chain, product
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
@@ -90,14 +90,18 @@ def experiment_arms(ablation: str | None, compare_baseline: bool, use_elmo: bool
     """The arms that the options ask for. `num_layers` counts the biLM's biLSTM layers."""
     if not use_elmo:
         return [BASELINE]
-    layers = enumerate(layer_names(num_layers + 1))
-    each_layer = [Arm(name, {"scalar_mix_mode": number}) for number, name in layers]
-    arms = {**ABLATIONS, "each_layer": each_layer}[ablation] if ablation else [Arm("elmo", {})]
+    if ablation is None:
+        arms = [Arm("elmo", {})]
+    elif ablation == "each_layer":
+        arms = [Arm(name, {"scalar_mix_mode": number}) for number, name in enumerate(layer_names(num_layers + 1))]
+    else:
+        arms = ABLATIONS[ablation]
     if not compare_baseline:
         return arms
-    if ablation == "data":
-        return [*arms, *(BASELINE._replace(name=f"baseline@{arm.fraction}", fraction=arm.fraction) for arm in arms)]
-    return [BASELINE, *arms]
+    if ablation != "data":
+        return [BASELINE, *arms]
+    shares = [arm.fraction for arm in arms]
+    return arms + [BASELINE._replace(name=f"baseline@{share}", fraction=share) for share in shares]
 
 
 @dataclass(kw_only=True)
@@ -138,7 +142,8 @@ def run_experiment(
 
 
 def check_options(task: Task, head: HeadArguments, arguments: ExperimentArguments, training: TaskTrainingArguments):
-    ensemble, last_seed = arguments.ensemble, training.seed + arguments.seeds - 1
+    ensemble = arguments.ensemble
+    last_seed = training.seed + arguments.seeds - 1
     options = vars(arguments) | {"push_to_hub": training.push_to_hub}
     trained = next((name for name in REFUSED_WITH_ENSEMBLE if options[name]), None)
     only_baseline = not head.use_elmo and (arguments.compare_baseline or arguments.ablation)
@@ -233,7 +238,10 @@ class Experiment:
 
     def _recorded(self, arm: Arm, seed: int) -> RunRecord | None:
         _, records = read_records(self.folder)
-        return next((record for record in records if is_member(record, arm.name, seed)), None)
+        for record in records:
+            if is_member(record, arm.name, seed):
+                return record
+        return None
 
     def _found(self, arm: Arm, seed: int) -> RunRecord | None:
         """The record of a model that was trained before, here or with the same settings in another experiment."""
@@ -242,7 +250,7 @@ class Experiment:
                 self._look_for(arm, seed)
             record = self._recorded(arm, seed)
         if record is not None:
-            logger.warning(f"{self._folder_of(arm.name, seed)} is finished; its recorded scores are used.")
+            logger.info(f"{self._folder_of(arm.name, seed)} is finished; its recorded scores are used.")
         return record
 
     def _look_for(self, arm: Arm, seed: int):
@@ -264,7 +272,7 @@ class Experiment:
                     if file.is_file() and file.name not in NOT_COPIED:
                         shutil.copy2(file, folder / file.name)
                 write_run(folder, record, self.arguments, self.training)
-                logger.warning(f"{folder} is a copy of {other}, which has the same settings.")
+                logger.info(f"{folder} is a copy of {other}, which has the same settings.")
             add_records(self.folder, [record])
             return
 
@@ -378,13 +386,19 @@ def known_records(folder: Path) -> Iterator[tuple[RunRecord, Path | None]]:
     for path in files_named("record.json", folder):
         yield read_record(path), path.parent
     for path in files_named(RECORDS, folder):
-        yield from ((record, None) for record in read_records(path.parent)[1])
+        for record in read_records(path.parent)[1]:
+            yield record, None
 
 
 def number_rows(splits: dict[str, Dataset]) -> dict[str, Dataset]:
     """Adds a column `text_number`, which counts the rows of all splits."""
-    pairs = zip(accumulate(map(len, splits.values()), initial=0), splits.items(), strict=False)
-    return {split: rows.add_column("text_number", range(first, first + len(rows))) for first, (split, rows) in pairs}
+    numbered = {}
+    first = 0
+    for split, rows in splits.items():
+        end = first + len(rows)
+        numbered[split] = rows.add_column("text_number", range(first, end))
+        first = end
+    return numbered
 
 
 def ensemble_record(task: Task, folders: Sequence[str], training: TaskTrainingArguments) -> RunRecord:
