@@ -29,9 +29,10 @@ machines, all paths must be on a file system that the machines share:
     torchrun --nproc_per_node 8 -m modeling_elmo.run_scripts.embed --model DIR --input corpus.txt --output vectors.hdf5
 """
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -52,7 +53,7 @@ from modeling_elmo.run_scripts.vectors.embedding import (
     embed_block,
     load_model_and_tokenizer,
 )
-from modeling_elmo.run_scripts.vectors.lines import LineUnit, open_lines
+from modeling_elmo.run_scripts.vectors.lines import InputLine, LineUnit, open_lines
 from modeling_elmo.run_scripts.vectors.outputs import PartsFolder, find_writer
 
 logger = logging.get_logger(__name__)
@@ -92,46 +93,24 @@ class EmbedArguments(TextArguments):
 def main(arguments: list[str] | None = None) -> Path:
     """Returns the path of the output."""
     parsed = ProgramParser(EmbedArguments, description=__doc__).parse(arguments)
-    output, write_output = Path(parsed.output), find_writer(parsed.output)
+    write_output = find_writer(parsed.output)
     warn_of_split_words(parsed)
     lines, total = open_lines(parsed, parsed.input, parsed.raw_text, parsed.unit)
     model, tokenizer = load_model_and_tokenizer(
         parsed.model, parsed.device, parsed.trust_remote_code, parsed.compute_dtype
     )
-    mix = model.scalar_mix
-    if parsed.layers == "mixed" and mix.mode == "learned" and not (mix.weights.any() or (mix.gamma != 1).any()):
-        [saved_as] = model.config.architectures or [type(model).__name__]
-        is_bilm = saved_as in ("ELMoModel", "ELMoForPreTraining")
-        reason = "was never trained" if is_bilm else f"is a part of its {saved_as}, and not read here"
-        logger.warning(f"The mix of {parsed.model} {reason}: the vectors are the average of the layers.")
-    choices = {name: getattr(parsed, name) for name in ("layers", "pooling", "dtype")}
-    weights = (tensor.flatten().view(torch.uint8).cpu().numpy() for tensor in model.state_dict().values())
-    compute_dtype = "int8" if parsed.compute_dtype == "int8" else str(model.dtype).removeprefix("torch.")
-    computed_by = {"compute_dtype": compute_dtype, "weights": digest(weights)}
-    computed_by["model"] = model_digest(parsed.model)  # with its options, and its tokenizer
-    batch_size = (parsed.batch_size or 64) if parsed.stateful else None
-    read_as = {name: getattr(parsed, name) for name in ("raw_text", "unit", "split_sentences")}
-    settings = {**choices, **read_as, **computed_by, "batch_size": batch_size}
-    parts = PartsFolder(output, settings, BATCHES_PER_BLOCK * parsed.batch_tokens, batch_size)
+    warn_of_untrained_mix(parsed, model)
+    parts = parts_folder(parsed, model)
     processes, index = join_processes()
-    if batch_size and processes > 1:
+    if parsed.stateful and processes > 1:
         raise ValueError("--stateful reads the sentences in order: start one process.")
     is_main = index == 0
     with sole_run(parts.folder, "--output", is_main):
         if is_main:
             parts.resume()
         parts.follow(values_of_all(parts, processes)[0])
-        states: tuple[Tensor, ...] | None = () if parsed.stateful else None
-        with tqdm(desc=output.name, unit=" lines", total=total, disable=not is_main) as bar:
-            for number, (first, block_lines) in enumerate(parts.blocks(lines())):
-                # Every n-th block on each of n processes.
-                if number % processes == index:
-                    block = parts.finished_block(first, block_lines)
-                    if block is None:
-                        how = {**choices, "batch_tokens": parsed.batch_tokens, "states": states}
-                        parts.save(first, block := embed_block(block_lines, model, tokenizer, **how))
-                    states = block.states if parsed.stateful else None
-                bar.update(len(block_lines))  # the pace of this process for all
+        with tqdm(desc=parts.output.name, unit=" lines", total=total, disable=not is_main) as bar:
+            save_blocks(parsed, parts, lines(), model, tokenizer, processes, index, bar)
         parts.compare(values_of_all(parts, processes))
         if not parts.num_lines:
             names = ", ".join(parsed.input) or parsed.dataset
@@ -139,7 +118,64 @@ def main(arguments: list[str] | None = None) -> Path:
         if is_main:
             parts.assemble(write_output, keep_sentences=not parsed.forget_sentences)
         values_of_all(None, processes)  # the launcher may stop the others when one process ends
-    return output
+    return parts.output
+
+
+def warn_of_untrained_mix(parsed: EmbedArguments, model: Any):
+    mix = model.scalar_mix
+    if parsed.layers == "mixed" and mix.mode == "learned" and not (mix.weights.any() or (mix.gamma != 1).any()):
+        [saved_as] = model.config.architectures or [type(model).__name__]
+        is_bilm = saved_as in ("ELMoModel", "ELMoForPreTraining")
+        reason = "was never trained" if is_bilm else f"is a part of its {saved_as}, and not read here"
+        logger.warning(f"The mix of {parsed.model} {reason}: the vectors are the average of the layers.")
+
+
+def parts_folder(parsed: EmbedArguments, model: Any) -> PartsFolder:
+    """The folder of finished blocks, with the settings that a later run must repeat."""
+    names = ("layers", "pooling", "dtype", "raw_text", "unit", "split_sentences")
+    settings = {name: getattr(parsed, name) for name in names}
+    settings["compute_dtype"] = str(model.dtype).removeprefix("torch.")
+    if parsed.compute_dtype == "int8":
+        settings["compute_dtype"] = "int8"
+    settings["weights"] = digest(
+        tensor.flatten().view(torch.uint8).cpu().numpy() for tensor in model.state_dict().values()
+    )
+    settings["model"] = model_digest(parsed.model)  # with its options, and its tokenizer
+    settings["batch_size"] = (parsed.batch_size or 64) if parsed.stateful else None
+    block_tokens = BATCHES_PER_BLOCK * parsed.batch_tokens
+    return PartsFolder(Path(parsed.output), settings, block_tokens, block_lines=settings["batch_size"])
+
+
+def save_blocks(
+    parsed: EmbedArguments,
+    parts: PartsFolder,
+    lines: Iterator[InputLine],
+    model: Any,
+    tokenizer: Any,
+    processes: int,
+    index: int,
+    bar: tqdm,
+):
+    """Computes and saves the share of this process: every n-th block on each of n processes."""
+    states: tuple[Tensor, ...] | None = () if parsed.stateful else None
+    for number, (first, block_lines) in enumerate(parts.blocks(lines)):
+        if number % processes == index:
+            block = parts.finished_block(first, block_lines)
+            if block is None:
+                block = embed_block(
+                    block_lines,
+                    model,
+                    tokenizer,
+                    parsed.layers,
+                    parsed.pooling,
+                    parsed.dtype,
+                    parsed.batch_tokens,
+                    states,
+                )
+                parts.save(first, block)
+            if parsed.stateful:
+                states = block.states
+        bar.update(len(block_lines))  # the pace of this process for all
 
 
 if __name__ == "__main__":

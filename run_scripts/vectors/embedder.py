@@ -52,8 +52,12 @@ class Embedder:
             use_one_thread_if_forked()
             device = str(local_device(self.device, rank))
             self._loaded = load_model_and_tokenizer(self.model, device, self.trust_remote_code)
-        found = list(embed_sentences(batch[self.column], *self._loaded, **self.choices))
-        return {**batch, "tokens": [tokens for tokens, _ in found], "vectors": [vectors for _, vectors in found]}
+        tokens_of_rows = []
+        vectors_of_rows = []
+        for tokens, vectors in embed_sentences(batch[self.column], *self._loaded, **self.choices):
+            tokens_of_rows.append(tokens)
+            vectors_of_rows.append(vectors)
+        return {**batch, "tokens": tokens_of_rows, "vectors": vectors_of_rows}
 
     def __getstate__(self) -> dict[str, Any]:
         """Includes the times of the model's files: `datasets` caches the result for as long as this is the same."""

@@ -6,7 +6,6 @@ from typing import Any, Literal, get_args
 
 import numpy as np
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 from transformers import AutoModel, AutoTokenizer
 
@@ -48,11 +47,14 @@ def embed_sentences(
     Shape:
         vectors: `(tokens, dim)`, with a pooling `(dim,)`; with `layers="all"` one more dimension in front, `layers`.
     """
-    choices = (("layers", layers, LayerChoice), ("pooling", pooling, PoolingChoice), ("dtype", dtype, StoredDtype))
-    for name, value, allowed in choices:
-        if value not in get_args(allowed):
-            raise ValueError(f"{name} is {value!r}; pass one of {', '.join(get_args(allowed))}.")
-    lines = (to_line("", each, True, "word") for each in checked_sentences(sentences))
+    for name, value, allowed in (
+        ("layers", layers, get_args(LayerChoice)),
+        ("pooling", pooling, get_args(PoolingChoice)),
+        ("dtype", dtype, get_args(StoredDtype)),
+    ):
+        if value not in allowed:
+            raise ValueError(f"{name} is {value!r}; pass one of {', '.join(allowed)}.")
+    lines = (to_line("", sentence, True, "word") for sentence in checked_sentences(sentences))
     if batch_tokens < 1:
         raise ValueError(f"batch_tokens is {batch_tokens}; pass a number of at least 1.")
     for group in group_by_tokens(lines, BATCHES_PER_BLOCK * batch_tokens):
@@ -79,24 +81,37 @@ def embed_block(
     if layers == "mixed" and states is None:
         batch_tokens = reproducible_batch_tokens(model, batch_tokens)
     tokens, inputs = encode_lines(lines, tokenizer)
-    lengths = [len(each["input_ids"]) for each in inputs]
+    lengths = [len(encoding["input_ids"]) for encoding in inputs]
+    batches = [list(range(len(lines)))]
+    if states is None:
+        batches = list(length_sorted_batches(lengths, batch_tokens))
     vectors = [np.empty(0)] * len(lines)
-    in_order = [range(len(lines))]
-    for batch in length_sorted_batches(lengths, batch_tokens) if states is None else in_order:
+    for batch in batches:
         padded = tokenizer.pad([inputs[i] for i in batch], padding_side="right", return_tensors="pt")
         output = model(**padded.to(model.device), initial_states=rows_of(states or (), len(batch)))
         chosen = chosen_layers(output, layers).float().cpu().numpy()
-        for i, found in zip(batch, chosen, strict=True):
+        for i, with_markers in zip(batch, chosen, strict=True):
+            of_words = with_markers[..., 1 : lengths[i] - 1, :]
             with np.errstate(over="ignore"):  # it is refused below
-                vectors[i] = pool_words(found[..., 1 : lengths[i] - 1, :], pooling).astype(dtype)
+                vectors[i] = pool_words(of_words, pooling).astype(dtype)
             if not np.isfinite(vectors[i]).all():
-                found = f"Vectors of {lines[i].text!r:.80} are too large for {dtype}, or not numbers"
-                raise ValueError(f"{found}; pass dtype float32, or another model.")
-    if states is not None:
-        ends = tuple(state.cpu() for state in output.final_states)
-        rest = (state[len(lines) :] for state in states or ends)
-        states = tuple(map(torch.cat, zip(ends, rest, strict=True)))
-    return VectorBlock(lines, tokens, vectors, states or ())
+                reason = f"Vectors of {lines[i].text!r:.80} are too large for {dtype}, or not numbers"
+                raise ValueError(f"{reason}; pass dtype float32, or another model.")
+    if states is None:
+        return VectorBlock(lines, tokens, vectors)
+    return VectorBlock(lines, tokens, vectors, states_after(states, output.final_states))
+
+
+def states_after(before: tuple[Tensor, ...], final_states: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+    """The final states of the rows of a batch, and those of further rows that a larger batch before had."""
+    ends = tuple(state.cpu() for state in final_states)
+    if not before:
+        return ends
+    states = []
+    for state, end in zip(before, ends, strict=True):
+        further_rows = state[len(end) :]
+        states.append(torch.cat([end, further_rows]))
+    return tuple(states)
 
 
 def reproducible_batch_tokens(model, batch_tokens: int) -> int:
@@ -111,8 +126,11 @@ def reproducible_batch_tokens(model, batch_tokens: int) -> int:
 
 def rows_of(states: tuple[Tensor, ...], number: int) -> tuple[Tensor, ...] | None:
     """The states of the first rows, `(number, ...)`; zeros where there were fewer rows."""
-    padded = (F.pad(state[:number], (0, 0) * (state.dim() - 1) + (0, max(0, number - len(state)))) for state in states)
-    return tuple(padded) or None
+    rows = []
+    for state in states:
+        missing = state.new_zeros(max(0, number - len(state)), *state.shape[1:])
+        rows.append(torch.cat([state[:number], missing]))
+    return tuple(rows) or None
 
 
 def encode_lines(lines: list[InputLine], tokenizer) -> tuple[list[list[str]], list[dict[str, Any]]]:
@@ -122,9 +140,12 @@ def encode_lines(lines: list[InputLine], tokenizer) -> tuple[list[list[str]], li
         run = list(group)
         texts = [line.sentence for line in run]
         encoding = tokenizer(texts, is_split_into_words=given_words, return_offsets_mapping=not given_words)
-        offsets = encoding.pop("offset_mapping", [[]] * len(run))
+        offsets = encoding.pop("offset_mapping", None)
         for i, line in enumerate(run):
-            tokens.append(line.words or [line.text[start:end] for start, end in offsets[i][1:-1]])
+            if line.words is None:
+                tokens.append([line.text[start:end] for start, end in offsets[i][1:-1]])
+            else:
+                tokens.append(line.words)
             inputs.append({name: values[i] for name, values in encoding.items()})
     return tokens, inputs
 
@@ -133,16 +154,19 @@ def chosen_layers(output, layers: LayerChoice) -> Tensor:
     """Shape: `(batch, time, dim)`, for `"all"` `(batch, layers, time, dim)`."""
     if layers == "all":
         return torch.stack(output.hidden_states, dim=1)
-    if layers in ("sum", "average"):
-        return sum(output.hidden_states) / (len(output.hidden_states) if layers == "average" else 1)
-    return output.last_hidden_state if layers == "top" else output.elmo_embeddings
+    if layers == "top":
+        return output.last_hidden_state
+    if layers == "mixed":
+        return output.elmo_embeddings
+    total = sum(output.hidden_states)
+    return total / len(output.hidden_states) if layers == "average" else total
 
 
 def pool_words(vectors: np.ndarray, pooling: PoolingChoice) -> np.ndarray:
     if pooling == "none":
         return vectors
     if vectors.shape[-2] == 0:
-        return np.zeros_like(vectors, shape=(*vectors.shape[:-2], vectors.shape[-1]))
+        return vectors.sum(-2)  # zeros
     return vectors.mean(-2) if pooling == "mean" else vectors.max(-2)
 
 
@@ -166,10 +190,14 @@ def load_model_and_tokenizer(
     int8 = compute_dtype == "int8"
     if int8 and torch.device(device or "cpu").type != "cpu":
         raise ValueError(f"--compute_dtype int8 is for CPUs, not for --device {device}; pass bfloat16.")
-    place = local_device(device or ("cpu" if int8 else None))
-    trust = {"trust_remote_code": trust_remote_code}
-    is_float32 = int8 or (compute_dtype == "bfloat16" and not computes_bfloat16(place.type, "--compute_dtype bfloat16"))
-    dtype = torch.float32 if is_float32 else getattr(torch, compute_dtype)
-    model = load_pretrained(auto_class, name, dtype=dtype, **trust, **config)
-    model = model.quantize() if int8 else model
-    return model.eval().to(place), load_pretrained(AutoTokenizer, name, **trust)
+    if int8 and device is None:
+        device = "cpu"
+    place = local_device(device)
+    dtype = torch.float32
+    if compute_dtype == "bfloat16" and computes_bfloat16(place.type, "--compute_dtype bfloat16"):
+        dtype = torch.bfloat16
+    model = load_pretrained(auto_class, name, dtype=dtype, trust_remote_code=trust_remote_code, **config)
+    if int8:
+        model = model.quantize()
+    tokenizer = load_pretrained(AutoTokenizer, name, trust_remote_code=trust_remote_code)
+    return model.eval().to(place), tokenizer

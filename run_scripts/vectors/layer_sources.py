@@ -53,14 +53,17 @@ def layer_sources(arguments: LayerSourceArguments, files: Mapping[str, str]) -> 
         sources.append(LayerSource(partial(computed_layers, model, tokenizer), layer_names))
     if arguments.vectors is not None:
         check_names(files.values())
-        names = lambda count: ["vectors"] if count == 1 else [f"layer {number}" for number in range(count)]  # noqa: E731
         read = partial(stored_layers, Path(arguments.vectors), [])
-        sources.append(LayerSource(read, names, "average of layers"))
+        sources.append(LayerSource(read, numbered_layers, "average of layers"))
     if arguments.word_vectors is not None:
-        found = read_word_vectors(arguments.word_vectors)
-        rows = dict(zip(found.words, found.vectors, strict=True))
+        words, vectors = read_word_vectors(arguments.word_vectors)
+        rows = dict(zip(words, vectors, strict=True))
         sources.append(LayerSource(partial(static_layers, rows), lambda count: ["word vectors"]))
     return sources
+
+
+def numbered_layers(count: int) -> list[str]:
+    return ["vectors"] if count == 1 else [f"layer {number}" for number in range(count)]
 
 
 def computed_layers(model: Any, tokenizer: Any, sentences: Sentences, file: str) -> Iterator[np.ndarray]:
@@ -70,10 +73,12 @@ def computed_layers(model: Any, tokenizer: Any, sentences: Sentences, file: str)
 
 def static_layers(vectors: Mapping[str, np.ndarray], sentences: Sentences, file: str) -> Iterator[np.ndarray]:
     """One vector per word in all sentences: its own, or that of its lower-case form, or zeros."""
-    none = np.zeros_like(next(iter(vectors.values())))
+    zeros = np.zeros_like(next(iter(vectors.values())))
     for words in tqdm(sentences, unit=" sentences", desc=Path(file).name):
-        rows = [vectors.get(word, vectors.get(word.lower(), none)) for word in words]
-        yield np.reshape(rows, (1, len(words), len(none)))
+        layers = np.empty((1, len(words), len(zeros)), zeros.dtype)
+        for place, word in enumerate(words):
+            layers[0, place] = vectors.get(word, vectors.get(word.lower(), zeros))
+        yield layers
 
 
 def stored_layers(folder: Path, sizes: list[int], sentences: Sentences, file: str) -> Iterator[np.ndarray]:
@@ -88,13 +93,15 @@ def stored_layers(folder: Path, sizes: list[int], sentences: Sentences, file: st
         stored = sum(map(str.isdecimal, arrays))
         for number, words in enumerate(tqdm(sentences, unit=" sentences", desc=Path(file).name)):
             layers = np.asarray(arrays[str(number)])
-            layers = layers[None] if layers.ndim == 2 else layers
-            sizes[:] = sizes or layers.shape[::2]
-            wanted = (*sizes[:1], len(words), *sizes[1:])
+            if layers.ndim == 2:
+                layers = layers[None]
+            if not sizes:
+                sizes[:] = layers.shape[::2]
+            shape = (*sizes[:1], len(words), *sizes[1:])
             is_numeric = layers.dtype.kind in "fiu" and np.isfinite(layers).all()
-            if not is_numeric or layers.shape != wanted or 0 in sizes:
-                found = f"{layers.dtype} of shape {layers.shape}; its sentence"
-                raise ValueError(f"array {number} is {found} needs finite numbers of shape {wanted}")
+            if not is_numeric or layers.shape != shape or 0 in sizes:
+                stored_as = f"{layers.dtype} of shape {layers.shape}"
+                raise ValueError(f"array {number} is {stored_as}; its sentence needs finite numbers of shape {shape}")
             yield layers
     if stored > len(sentences):
         raise ValueError(
@@ -107,7 +114,8 @@ def check_names(files: Iterable[str]):
     """Refuses files that would share a file of sentences or vectors."""
     known: dict[str, str] = {}
     for file in files:
-        if (other := known.setdefault(text_name(file), file)) != file:
+        other = known.setdefault(text_name(file), file)
+        if other != file:
             raise ValueError(f"{other} and {file} are both called {text_name(file)!r} here; rename one of them.")
 
 

@@ -55,7 +55,9 @@ def open_lines(
                 numbered = sentences_of(numbered, language, are_lines=False)
             for row, text in numbered:
                 line = to_line(f"{arguments.dataset}, row {row}", text, is_raw_text, unit)
-                yield line if language is None else line._replace(file=arguments.dataset, number=row)
+                if language is not None:
+                    line = line._replace(file=arguments.dataset, number=row)
+                yield line
 
         return rows, total if language is None else None
     refuse_unread(arguments, ("dataset_config", "split", "streaming"), "without --dataset; leave it out.")
@@ -76,7 +78,9 @@ def open_lines(
     def lines() -> Iterator[InputLine]:
         for path in files:
             for number, line in file_lines(path):
-                yield line._replace(file=str(path), number=number) if has_places else line
+                if has_places:
+                    line = line._replace(file=str(path), number=number)
+                yield line
 
     def file_lines(path: Path) -> Iterator[tuple[int, InputLine]]:
         if format_suffix(path) in FASTA_SUFFIXES:
@@ -99,14 +103,17 @@ def open_lines(
 
 def to_line(where: str, value: Any, is_raw_text: bool, unit: LineUnit) -> InputLine:
     """A sentence, given as a text, or as a list of words, which `is_raw_text` leaves as they are."""
-    is_text = isinstance(value, str)
-    if not is_text and not (isinstance(value, list) and all(isinstance(word, str) for word in value)):
+    if isinstance(value, str):
+        text = value.strip()
+        words = None if is_raw_text else text.split()
+    elif isinstance(value, list) and all(isinstance(word, str) for word in value):
+        text = " ".join(value)
+        words = value
+    else:
         raise ValueError(f"{where}: the sentence is {value!r}; pass a text or a list of words.")
-    text = value.strip() if is_text else " ".join(value)
-    words = text.split() if is_text else value
-    if unit == "character":
-        words = [letter for word in words for letter in word]
-    return InputLine(text, None if is_text and is_raw_text else words)
+    if unit == "character" and words is not None:
+        words = list("".join(words))
+    return InputLine(text, words)
 
 
 def fasta_records(path: Path) -> Iterator[tuple[int, InputLine]]:
@@ -114,10 +121,13 @@ def fasta_records(path: Path) -> Iterator[tuple[int, InputLine]]:
 
     A record is a header `>NAME description`, then residues on any number of lines.
     """
-    name, residues, lines = "", "", {}  # lines of the headers, by name
+    name = ""
+    residues = ""
+    lines: dict[str, int] = {}  # of the headers, by name
     for number, line in chain(numbered_lines(path), [(0, ">")]):
         if not line.startswith(">"):
-            residues += (letters := "".join(line.split()))
+            letters = "".join(line.split())
+            residues += letters
             if letters and not (name and re.fullmatch(r"[A-Za-z*.-]+", letters)):
                 raise ValueError(f"{path}, line {number} is {line!r:.60}; below >NAME, write letters, *, - and . only.")
             continue
@@ -127,11 +137,13 @@ def fasta_records(path: Path) -> Iterator[tuple[int, InputLine]]:
             yield lines[hdf5_name(name)], InputLine(residues, list(residues), name)
         if not number:  # the end of the file
             return
-        header, residues = re.fullmatch(r">\s*(\S*\w\S*)(\s.*)?", line), ""
+        residues = ""
+        header = re.fullmatch(r">\s*(\S*\w\S*)(\s.*)?", line)
         name = header[1] if header else ""
         if not name.isprintable() or not name or "\r" in line:
             raise ValueError(f"{path}, line {number} is {line!r:.80}; write >NAME, and end the line in LF.")
-        if (first := lines.setdefault(hdf5_name(name), number)) != number:
+        first = lines.setdefault(hdf5_name(name), number)
+        if first != number:
             raise ValueError(f"{path}, line {number}: line {first} has the name {name!r:.60} too (/ is _); change it.")
 
 
@@ -142,14 +154,18 @@ def hdf5_name(name: str) -> str:
 
 def group_by_tokens(lines: Iterable[InputLine], num_tokens: int) -> Iterator[list[InputLine]]:
     """Groups consecutive lines of at least `num_tokens` tokens together; the last group may have fewer."""
-    group, size = [], 0
+    group: list[InputLine] = []
+    size = 0
     for line in lines:
         group.append(line)
-        # The tokenizer takes much longer, and every process of a run groups all lines.
-        size += NUM_MARKERS + len(TOKEN.findall(line.text) if line.words is None else line.words)
+        words = line.words
+        if words is None:
+            words = TOKEN.findall(line.text)  # the tokenizer takes much longer, and every process groups all lines
+        size += NUM_MARKERS + len(words)
         if size >= num_tokens:
             yield group
-            group, size = [], 0
+            group = []
+            size = 0
     if group:
         yield group
 

@@ -24,8 +24,10 @@ class WordUse(NamedTuple):
 
 def in_context(words: Sequence[str], start: int, end: int, width: int) -> str:
     """Up to `width` words before, the words `start` to `end` in brackets, and up to `width` words after."""
-    parts = words[max(0, start - width) : start], words[start:end], words[end : end + width]
-    return "{} [{}] {}".format(*map(" ".join, parts)).strip()
+    before = " ".join(words[max(0, start - width) : start])
+    middle = " ".join(words[start:end])
+    after = " ".join(words[end : end + width])
+    return f"{before} [{middle}] {after}".strip()
 
 
 def check_layer(layer: str, num_layers: int):
@@ -35,45 +37,57 @@ def check_layer(layer: str, num_layers: int):
 
 def find_uses(sentences: Iterable[Sequence[str]], word: str | re.Pattern[str]) -> Iterator[WordUse]:
     """Every use of a word, a regular expression. Equal sentences count once, because texts repeat headings."""
-    pattern, seen = re.compile(word), set()
+    pattern = re.compile(word)
+    seen: set[tuple[str, ...]] = set()
     for words in sentences:
-        positions = [position for position, each in enumerate(words) if pattern.fullmatch(each)]
-        if positions and tuple(words) not in seen:
+        uses = [WordUse(words, position) for position, form in enumerate(words) if pattern.fullmatch(form)]
+        if uses and tuple(words) not in seen:
             seen.add(tuple(words))
-            yield from (WordUse(words, position) for position in positions)
+            yield from uses
 
 
 def sample_uses(uses: Sequence[WordUse], max_uses: int, num_queries: int, seed: int) -> tuple[list[WordUse], list[int]]:
     """At most `max_uses` of the uses, in their order, and the indices of the queries among them."""
     generator = np.random.default_rng(seed)
-    drawn = [uses[number] for number in sorted(generator.permutation(len(uses))[:max_uses])]
-    return drawn, generator.permutation(len(drawn))[:num_queries].tolist()
+    numbers = generator.permutation(len(uses))[:max_uses]
+    drawn = [uses[number] for number in sorted(numbers)]
+    queries = generator.permutation(len(drawn))[:num_queries]
+    return drawn, queries.tolist()
 
 
 def use_vectors(uses: Sequence[WordUse], model, tokenizer, layer: str) -> np.ndarray:
     """The vectors of one layer, or of `NAMED_LAYERS`: `(uses, hidden_size)`. Equal sentences are computed once."""
-    members: dict[tuple[str, ...], list[int]] = {}
+    numbers_of: dict[tuple[str, ...], list[int]] = {}  # of the uses in each sentence
     for number, use in enumerate(uses):
-        members.setdefault(tuple(use.words), []).append(number)
-    found: dict[int, np.ndarray] = {}
+        numbers_of.setdefault(tuple(use.words), []).append(number)
     is_named = layer in NAMED_LAYERS
-    computed = embed_sentences([*members], model, tokenizer, cast(LayerChoice, layer if is_named else "all"))
-    for (_, vectors), numbers in zip(computed, members.values(), strict=True):
-        each = vectors if is_named else vectors[int(layer)]
-        # Copies: a row of an array keeps all layers of the whole sentence in memory.
-        found |= {number: each[uses[number].position].copy() for number in numbers}
-    return np.stack([found[number] for number in range(len(uses))])
+    choice = layer if is_named else "all"
+    embedded = embed_sentences(list(numbers_of), model, tokenizer, cast(LayerChoice, choice))
+    rows = [np.empty(0)] * len(uses)
+    for (_, vectors), numbers in zip(embedded, numbers_of.values(), strict=True):
+        if not is_named:
+            vectors = vectors[int(layer)]
+        for number in numbers:
+            # A copy: a row of an array keeps all layers of the whole sentence in memory.
+            rows[number] = vectors[uses[number].position].copy()
+    return np.stack(rows)
 
 
 def normalize(vectors: np.ndarray) -> np.ndarray:
-    return vectors / np.maximum(np.linalg.norm(vectors, axis=-1, keepdims=True), 1e-12)
+    lengths = np.linalg.norm(vectors, axis=-1, keepdims=True)
+    return vectors / np.maximum(lengths, 1e-12)
 
 
 def nearest_uses(vectors: np.ndarray, uses: Sequence[WordUse], query: int, top_k: int) -> list[tuple[int, float]]:
     """The indices of the nearest uses in other sentences, with their cosines, by vectors of length 1."""
     cosines = vectors @ vectors[query]
-    others = (near for near in (-cosines).argsort(kind="stable") if uses[near].words is not uses[query].words)
-    return [(int(near), float(cosines[near])) for near, _ in zip(others, range(top_k), strict=False)]
+    nearest = []
+    for number in (-cosines).argsort(kind="stable").tolist():
+        if len(nearest) == top_k:
+            break
+        if uses[number].words is not uses[query].words:
+            nearest.append((number, float(cosines[number])))
+    return nearest
 
 
 def format_neighbors(found: dict[str, Any]) -> str:
@@ -81,7 +95,9 @@ def format_neighbors(found: dict[str, Any]) -> str:
     lines = []
     if "word_vectors" in found:
         (word, _), *others = found["word_vectors"]
-        lines += ["", f"[{word}] without a context", *(f"  {cosine:.3f}  {other}" for other, cosine in others)]
+        lines += ["", f"[{word}] without a context"]
+        lines += [f"  {cosine:.3f}  {other}" for other, cosine in others]
     for query in found["queries"]:
-        lines += ["", query["use"], *(f"  {cosine:.3f}  {use}" for cosine, use in query["neighbors"])]
+        lines += ["", query["use"]]
+        lines += [f"  {cosine:.3f}  {use}" for cosine, use in query["neighbors"]]
     return "\n".join(lines[1:])

@@ -24,8 +24,8 @@ import math
 import os
 import shutil
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from itertools import chain, islice
+from contextlib import ExitStack, contextmanager
+from itertools import islice
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -53,7 +53,7 @@ class VectorBlock(NamedTuple):
     states: tuple[Tensor, ...] = ()
 
     def flat(self) -> np.ndarray:
-        return np.concatenate([each.ravel() for each in self.vectors])
+        return np.concatenate([array.ravel() for array in self.vectors])
 
 
 class PartsFolder:
@@ -73,7 +73,10 @@ class PartsFolder:
     """
 
     def __init__(self, output: Path, settings: dict[str, Any], block_tokens: int, block_lines: int | None = None):
-        self.output, self.settings, self.block_tokens, self.block_lines = output, settings, block_tokens, block_lines
+        self.output = output
+        self.settings = settings
+        self.block_tokens = block_tokens
+        self.block_lines = block_lines
         self.folder = Path(f"{output}.parts")
         self.settings_file = self.folder / "settings.json"
         self.finished: dict[int, int] = {}  # first line of each part that is there -> the line after its last
@@ -103,12 +106,16 @@ class PartsFolder:
         self._check_settings(main.settings)
         if not main.folder.is_dir():
             raise FileNotFoundError(f"--output {self.output}: not all machines find {main.folder}. Pass a shared path.")
-        self.block_tokens, self.finished = main.block_tokens, main.finished
+        self.block_tokens = main.block_tokens
+        self.finished = main.finished
 
     def blocks(self, lines: Iterator[InputLine]) -> Iterator[tuple[int, list[InputLine]]]:
         """All lines, in blocks with the number of their first line."""
-        by_number = iter(lambda: list(islice(lines, self.block_lines)), [])
-        for block in group_by_tokens(lines, self.block_tokens) if self.block_lines is None else by_number:
+        if self.block_lines is None:
+            blocks = group_by_tokens(lines, self.block_tokens)
+        else:
+            blocks = iter(lambda: list(islice(lines, self.block_lines)), [])  # until no line is left
+        for block in blocks:
             first = self.num_lines
             self.ends[first] = first + len(block)
             yield first, block
@@ -137,11 +144,11 @@ class PartsFolder:
             with self._replacing(self.settings_file) as unfinished:
                 settings = {**self.settings, "block_tokens": self.block_tokens}
                 unfinished.write_text(json.dumps(settings), encoding="utf-8")
-        shapes = [each.shape for each in block.vectors]
+        shapes = [array.shape for array in block.vectors]
         about = {"lines": block.lines, "tokens": block.tokens, "shapes": shapes}
+        encoded = np.frombuffer(json.dumps(about).encode(), np.uint8)
+        states = [state.float().numpy() for state in block.states]
         with self._replacing(self._part(first, first + len(block.lines))) as unfinished:
-            states = (state.float().numpy() for state in block.states)
-            encoded = np.frombuffer(json.dumps(about).encode(), np.uint8)
             np.savez(unfinished, *states, flat=block.flat(), about=encoded)
 
     def parts(self) -> Iterator[tuple[int, VectorBlock]]:
@@ -159,11 +166,13 @@ class PartsFolder:
         shutil.rmtree(self.folder, ignore_errors=True)  # Windows does not remove the lock of this run
 
     def _check_settings(self, before: dict[str, Any]):
-        now = self.settings
-        changed = [f"{name} {before.get(name)}, now {now[name]}" for name in now if before.get(name) != now[name]]
-        if changed:
-            found = f"{self.folder} has other settings: {'; '.join(changed)}"
-            raise ValueError(f"{found}. Pass the same settings, or remove the folder.")
+        changes = []
+        for name, value in self.settings.items():
+            if before.get(name) != value:
+                changes.append(f"{name} {before.get(name)}, now {value}")
+        if changes:
+            difference = f"{self.folder} has other settings: {'; '.join(changes)}"
+            raise ValueError(f"{difference}. Pass the same settings, or remove the folder.")
 
     def _part(self, first: int, end: int) -> Path:
         return self.folder / f"{first:012}-{end:012}.npz"
@@ -180,37 +189,44 @@ def load_part(file: Path) -> VectorBlock:
     with np.load(file) as part:
         about = json.loads(part["about"].tobytes())
         lines = [InputLine(*line) for line in about["lines"]]
-        ends = np.cumsum([math.prod(shape) for shape in about["shapes"]])
-        rows = zip(np.split(part["flat"], ends[:-1]), about["shapes"], strict=True)
+        flat = part["flat"]
+        vectors = []
+        start = 0
+        for shape in about["shapes"]:
+            end = start + math.prod(shape)
+            vectors.append(flat[start:end].reshape(shape))
+            start = end
         states = tuple(torch.from_numpy(part[name]) for name in part.files if name.startswith("arr_"))
-        return VectorBlock(lines, about["tokens"], [row.reshape(shape) for row, shape in rows], states)
+        return VectorBlock(lines, about["tokens"], vectors, states)
 
 
 def write_hdf5(path: Path, parts: PartsFolder, keep_sentences: bool):
     import h5py
 
     index: dict[str, str] = {}
-    places: list[tuple[str | None, int | None]] = []
+    files: list[str] = []
+    numbers: list[int | None] = []
     with h5py.File(path, "w") as file:
         for first, block in parts.parts():
-            has_names = block.lines[0].name is not None  # all lines, or none
-            if block.lines[0].file is not None and not has_names:
-                places += [(line.file, line.number) for line in block.lines]
-            if has_names:
+            if block.lines[0].name is not None:  # of FASTA, as all lines are
                 keep_sentences = False
                 for line, vectors in zip(block.lines, block.vectors, strict=True):
                     file.create_dataset(hdf5_name(str(line.name)), data=vectors)
-            elif parts.settings["pooling"] != "none":
+                continue
+            if parts.settings["pooling"] != "none":
                 rows = np.stack(block.vectors)
                 matrix = file.require_dataset("sentence_vectors", (parts.num_lines, *rows.shape[1:]), rows.dtype)
                 matrix[first : first + len(rows)] = rows
             else:
                 for number, vectors in enumerate(block.vectors, first):
                     file.create_dataset(str(number), data=vectors)
-            if keep_sentences:
-                index.update((line.text, str(number)) for number, line in enumerate(block.lines, first))
-        if places:
-            files, numbers = zip(*places, strict=True)
+            for number, line in enumerate(block.lines, first):
+                if keep_sentences:
+                    index[line.text] = str(number)
+                if line.file is not None:
+                    files.append(line.file)
+                    numbers.append(line.number)
+        if files:
             file.create_dataset("files", data=files, dtype=h5py.string_dtype())
             file.create_dataset("lines", data=numbers)
         if keep_sentences:
@@ -220,30 +236,39 @@ def write_hdf5(path: Path, parts: PartsFolder, keep_sentences: bool):
 def write_parquet(path: Path, parts: PartsFolder, keep_sentences: bool):
     from pyarrow import parquet
 
-    tables = (arrow_table(block, parts.settings["pooling"] != "none") for _, block in parts.parts())
-    first = next(tables)
-    with parquet.ParquetWriter(path, first.schema) as writer:
-        for table in chain([first], tables):
+    with ExitStack() as stack:
+        writer = None
+        for _, block in parts.parts():
+            table = arrow_table(block, is_pooled=parts.settings["pooling"] != "none")
+            if writer is None:
+                writer = stack.enter_context(parquet.ParquetWriter(path, table.schema))
             writer.write_table(table)
 
 
 def arrow_table(block: VectorBlock, is_pooled: bool):
     import pyarrow
 
-    *layers, dim = block.vectors[0].shape if is_pooled else np.delete(block.vectors[0].shape, -2).tolist()
+    *layers, dim = block.vectors[0].shape
+    if not is_pooled:
+        layers.pop()  # the tokens
     vectors = pyarrow.FixedSizeListArray.from_arrays(pyarrow.array(block.flat()), dim)
     if not is_pooled:
         counts = np.repeat([len(words) for words in block.tokens], math.prod(layers))
         vectors = pyarrow.ListArray.from_arrays(np.cumsum([0, *counts], dtype=np.int32), vectors)
     if layers:
         vectors = pyarrow.FixedSizeListArray.from_arrays(vectors, *layers)
-    texts = [without_surrogates(line.text) for line in block.lines]
-    tokens = [[without_surrogates(word) for word in words] for words in block.tokens]
-    words_type = pyarrow.list_(pyarrow.string())
-    places = {"name": "name", "file": "file", "line": "number"}  # columns, of all lines or of none
-    known = {column: name for column, name in places.items() if getattr(block.lines[0], name) is not None}
-    names = {column: [getattr(line, name) for line in block.lines] for column, name in known.items()}
-    return pyarrow.table({**names, "text": texts, "tokens": pyarrow.array(tokens, words_type), "vectors": vectors})
+    columns: dict[str, Any] = {}
+    for column, field in (("name", "name"), ("file", "file"), ("line", "number")):
+        values = [getattr(line, field) for line in block.lines]
+        if values[0] is not None:  # as in all lines
+            columns[column] = values
+    columns["text"] = [without_surrogates(line.text) for line in block.lines]
+    tokens = []
+    for words in block.tokens:
+        tokens.append([without_surrogates(word) for word in words])
+    columns["tokens"] = pyarrow.array(tokens, pyarrow.list_(pyarrow.string()))
+    columns["vectors"] = vectors
+    return pyarrow.table(columns)
 
 
 def without_surrogates(text: str) -> str:

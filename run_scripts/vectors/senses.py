@@ -45,32 +45,42 @@ def read_annotated(path: Path) -> AnnotatedText:
         raise FileNotFoundError(f"{path}: pass X.data.xml or X.data.xml.gz, with {needed} in its folder.")
     senses, key_lines = read_keys(keys_path)
     uses = Counter[str]()
-    found = AnnotatedText([], [])
-    try:
-        root = ElementTree.fromstringlist([f"{line}\n" for _, line in numbered_lines(path)])
-    except ElementTree.ParseError as error:
-        raise ValueError(f"{path} is not a complete XML file: {error}.") from error
-    for sentence in root.iter("sentence"):
+    sentences: list[list[str]] = []
+    instances: list[SenseInstance] = []
+    for sentence in _xml_root(path).iter("sentence"):
         words: list[str] = []
         for element in sentence:
-            start, text = len(words), (element.text or "").strip()
-            words += text.split("_") if text.strip("_") else [text]
-            if element.tag == "instance":
-                if missing := [name for name in ("id", "lemma", "pos") if name not in element.attrib]:
-                    raise ValueError(f"{path}: the instance {text!r} has no {missing[0]!r}; add it, as in X.data.xml.")
-                name = element.attrib["id"]
-                if not senses.get(name):
-                    raise ValueError(f"{path}: instance {name} has no sense in {keys_path.name}.")
-                uses[name] += 1
-                lemma = element.attrib["lemma"].lower(), element.attrib["pos"]
-                keys = frozenset(senses[name])
-                found.instances.append(SenseInstance(lemma, keys, len(found.sentences), start, len(words)))
-        found.sentences.append(words)
-    if repeated := [name for name, count in uses.items() if count > 1 and count != len(key_lines[name])]:
-        raise ValueError(f"{path}: {uses[repeated[0]]} instances have the id {repeated[0]}; give each its own.")
-    if not found.instances:
+            start = len(words)
+            text = (element.text or "").strip()
+            if text.strip("_"):
+                words += text.split("_")
+            else:
+                words.append(text)
+            if element.tag != "instance":
+                continue
+            for attribute in ("id", "lemma", "pos"):
+                if attribute not in element.attrib:
+                    raise ValueError(f"{path}: the instance {text!r} has no {attribute!r}; add it, as in X.data.xml.")
+            name = element.attrib["id"]
+            if not senses.get(name):
+                raise ValueError(f"{path}: instance {name} has no sense in {keys_path.name}.")
+            uses[name] += 1
+            lemma = (element.attrib["lemma"].lower(), element.attrib["pos"])
+            instances.append(SenseInstance(lemma, frozenset(senses[name]), len(sentences), start, len(words)))
+        sentences.append(words)
+    for name, count in uses.items():
+        if count > 1 and count != len(key_lines[name]):
+            raise ValueError(f"{path}: {count} instances have the id {name}; give each its own.")
+    if not instances:
         raise ValueError(f"{path} has no <instance> in a <sentence>; pass text as of Raganato et al. (2017).")
-    return found
+    return AnnotatedText(sentences, instances)
+
+
+def _xml_root(path: Path) -> ElementTree.Element:
+    try:
+        return ElementTree.fromstringlist([f"{line}\n" for _, line in numbered_lines(path)])
+    except ElementTree.ParseError as error:
+        raise ValueError(f"{path} is not a complete XML file: {error}.") from error
 
 
 def read_keys(path: Path) -> tuple[dict[str, list[str]], dict[str, list[int]]]:
@@ -88,18 +98,19 @@ def read_keys(path: Path) -> tuple[dict[str, list[str]], dict[str, list[int]]]:
 
 
 def read_inventory(path: Path) -> Inventory:
-    found: Inventory = {}
+    inventory: Inventory = {}
     lines: dict[Lemma, int] = {}
     for number, line, columns in column_lines(path):
         if "\t" in line and len(columns) == 3:
-            lemma, senses = (columns[0].lower(), columns[1]), columns[2].split()
-            if found.setdefault(lemma, senses) != senses:
+            lemma = (columns[0].lower(), columns[1])
+            senses = columns[2].split()
+            if inventory.setdefault(lemma, senses) != senses:
                 twice = f"line {lines[lemma]} has other senses of {' '.join(lemma)} (in lower case)"
                 raise ValueError(f"{path}, line {number}: {twice}; write the senses of both in one line.")
             lines.setdefault(lemma, number)
         elif line.strip():
             raise ValueError(f"{path}, line {number} is {line!r:.80}; write lemma<TAB>pos<TAB>key key ...")
-    return found
+    return inventory
 
 
 def instance_vectors(text: AnnotatedText, layers_of_sentences: Iterable[np.ndarray]) -> np.ndarray:
@@ -110,24 +121,25 @@ def instance_vectors(text: AnnotatedText, layers_of_sentences: Iterable[np.ndarr
 
     Shape: `(instances, layers + 1, width)`, or `(instances, 1, width)` of one layer, float16.
     """
-    found, number = np.empty(0, dtype=np.float16), 0
+    means = np.empty(0, dtype=np.float16)
+    number = 0
     for sentence, layers in enumerate(layers_of_sentences):
         if len(layers) > 1:
             layers = np.concatenate([layers, layers.mean(0, keepdims=True)])
-        if not sentence:
-            found = np.empty((len(text.instances), len(layers), layers.shape[-1]), dtype=np.float16)
+        if sentence == 0:
+            means = np.empty((len(text.instances), len(layers), layers.shape[-1]), dtype=np.float16)
         while number < len(text.instances) and text.instances[number].sentence == sentence:
             instance = text.instances[number]
-            found[number] = normalize(layers[:, instance.start : instance.end].mean(1))
+            means[number] = normalize(layers[:, instance.start : instance.end].mean(1))
             number += 1
-    return found
+    return means
 
 
 def instances_by_lemma(instances: Sequence[SenseInstance]) -> dict[Lemma, list[int]]:
-    found = defaultdict(list)
+    numbers = defaultdict(list)
     for number, instance in enumerate(instances):
-        found[instance.lemma].append(number)
-    return found
+        numbers[instance.lemma].append(number)
+    return numbers
 
 
 def same_sense(
@@ -139,32 +151,46 @@ def same_sense(
     `chance` is the same for a random other use. `first sense` is how often the use has the first sense of its lemma in
     the inventory; without one, its most frequent sense in these uses counts, as `most frequent sense`.
     """
-    hits, chance, first, total, lemmas = np.zeros(len(names)), 0.0, 0, 0, 0
+    hits = np.zeros(len(names))
+    chance = 0.0
+    with_first = total = lemmas = 0
     for lemma, members in instances_by_lemma(instances).items():
         members = members[:MAX_COMPARED_USES]
         uses = [instances[number] for number in members]
-        if len({sense for use in uses for sense in use.senses}) < 2 or len({use.sentence for use in uses}) < 2:
+        senses = frozenset[str]().union(*(use.senses for use in uses))
+        sentences = np.array([use.sentence for use in uses])
+        others = sentences[:, None] != sentences
+        if len(senses) < 2 or not others.any():
             continue
-        agree = np.array([[not a.senses.isdisjoint(b.senses) for b in uses] for a in uses])
-        others = np.array([[a.sentence != b.sentence for b in uses] for a in uses])
+        agree = np.array([[not one.senses.isdisjoint(other.senses) for other in uses] for one in uses])
         for layer in range(len(names)):
             in_layer = vectors[members, layer].astype(np.float32)
             cosines = np.where(others, in_layer @ in_layer.T, -2)
             nearest = others & (cosines >= cosines.max(1, keepdims=True) - EQUAL_COSINES)
-            hits[layer] += ((nearest & agree).sum(1) / nearest.sum(1)).sum()
-        chance += ((others & agree).sum(1) / others.sum(1)).sum()
-        first += sum((inventory.get(lemma) or senses_by_frequency(uses))[0] in use.senses for use in uses)
-        total, lemmas = total + len(uses), lemmas + 1
+            hits[layer] += _shares(nearest, agree).sum()
+        chance += _shares(others, agree).sum()
+        first, *_ = inventory.get(lemma) or senses_by_frequency(uses)
+        with_first += sum(first in use.senses for use in uses)
+        total += len(uses)
+        lemmas += 1
     if not total:
         raise ValueError("No lemma of --train_file has two senses in two sentences; pass more text.")
-    shares = {name: float(value / total) for name, value in zip(names, hits, strict=True)}
     always = "first sense" if inventory else "most frequent sense"
-    return {"lemmas": lemmas, "instances": total, "chance": chance / total, always: first / total, **shares}
+    shares = dict(zip(names, (hits / total).tolist(), strict=True))
+    return {"lemmas": lemmas, "instances": total, "chance": chance / total, always: with_first / total, **shares}
+
+
+def _shares(chosen: np.ndarray, agree: np.ndarray) -> np.ndarray:
+    """In each row, the share of the chosen uses that agree."""
+    return (chosen & agree).sum(1) / chosen.sum(1)
 
 
 def senses_by_frequency(instances: Sequence[SenseInstance]) -> list[str]:
     """Senses by decreasing frequency; equally frequent senses in the order of their first occurrence."""
-    return [sense for sense, _ in Counter(sense for each in instances for sense in sorted(each.senses)).most_common()]
+    counts = Counter[str]()
+    for instance in instances:
+        counts.update(sorted(instance.senses))
+    return [sense for sense, _ in counts.most_common()]
 
 
 def sense_averages(instances: Sequence[SenseInstance], vectors: np.ndarray) -> dict[Lemma, dict[str, np.ndarray]]:
@@ -172,9 +198,13 @@ def sense_averages(instances: Sequence[SenseInstance], vectors: np.ndarray) -> d
     sums: dict[Lemma, dict[str, np.ndarray]] = defaultdict(dict)
     for instance, vector in zip(instances, vectors, strict=True):
         for sense in instance.senses:
-            known = sums[instance.lemma].get(sense)
-            sums[instance.lemma][sense] = vector.astype(np.float32) if known is None else known + vector
-    return {lemma: {sense: normalize(total) for sense, total in senses.items()} for lemma, senses in sums.items()}
+            of_lemma = sums[instance.lemma]
+            of_lemma.setdefault(sense, np.zeros(vector.shape, np.float32))
+            of_lemma[sense] += vector
+    for of_lemma in sums.values():
+        for sense, total in of_lemma.items():
+            of_lemma[sense] = normalize(total)
+    return sums
 
 
 def disambiguation(
@@ -189,9 +219,11 @@ def disambiguation(
 
     Senses with uses of one form are equally near in the token layer. Then the share of them that is correct counts.
     """
-    uses = instances_by_lemma(train)
-    frequent = {lemma: senses_by_frequency([train[number] for number in uses[lemma]])[0] for lemma in uses}
-    correct: dict[str, float] = defaultdict(float)
+    frequent = {}
+    for lemma, members in instances_by_lemma(train).items():
+        frequent[lemma] = senses_by_frequency([train[number] for number in members])[0]
+    baselines = ["first sense", "most frequent sense"] if inventory else ["most frequent sense"]
+    correct = dict.fromkeys([*baselines, *names], 0.0)
     unseen = 0
     for instance, vector in zip(test, vectors, strict=True):
         first = next(iter(inventory.get(instance.lemma, ())), None)
@@ -206,11 +238,10 @@ def disambiguation(
             continue
         cosines = np.einsum("sld,ld->sl", np.stack(list(known.values())), vector.astype(np.float32))
         nearest = cosines >= cosines.max(0) - EQUAL_COSINES
-        agree = np.array([sense in instance.senses for sense in known], dtype=int)
-        for name, share in zip(names, agree @ nearest / nearest.sum(0), strict=True):
+        agree = np.array([sense in instance.senses for sense in known])
+        for name, share in zip(names, _shares(nearest.T, agree), strict=True):
             correct[name] += float(share)
-    baselines = ("first sense", "most frequent sense")[not inventory :]
-    shares = {name: correct[name] / len(test) for name in (*baselines, *names)}
+    shares = {name: count / len(test) for name, count in correct.items()}
     return {"instances": len(test), "unseen_lemmas": unseen / len(test), **shares}
 
 
@@ -224,11 +255,13 @@ def uses_of_lemma(lemma: str, instances: Sequence[SenseInstance]) -> list[int]:
 def draw_senses(text: AnnotatedText, vectors: np.ndarray, lemma: str, path: Path) -> bool:
     """Draws the uses of a lemma, its most frequent senses in color; the legend has the use nearest to their average."""
     members = uses_of_lemma(lemma, text.instances)
-    uses, points = [text.instances[number] for number in members], vectors[members].astype(np.float32)
+    uses = [text.instances[number] for number in members]
+    points = vectors[members].astype(np.float32)
     groups = {}
     for sense in senses_by_frequency(uses)[:MAX_COLORED_SENSES]:
         rows = [row for row, use in enumerate(uses) if sense in use.senses]
-        typical = uses[rows[(points[rows] @ points[rows].mean(0)).argmax()]]
+        nearness = points[rows] @ points[rows].mean(0)
+        typical = uses[rows[nearness.argmax()]]
         use = in_context(text.sentences[typical.sentence], typical.start, typical.end, LEGEND_WORDS)
         groups[f"{use}    ({sense}, {len(rows)} uses)"] = rows
     return draw_map(points, groups, path)

@@ -63,7 +63,8 @@ class DocumentEncoder(nn.Module):
     def load(self, folder: str) -> None:
         options: dict[str, Any] = {"scalar_mix_mode": self.scalar_mix_mode}
         model, self.tokenizer = load_model_and_tokenizer(folder, str(get_torch_default_device()), **options)
-        if (width := model.config.hidden_size) != self.width:
+        width = model.config.hidden_size
+        if width != self.width:
             raise ValueError(f"width is {self.width}, but {self.name} has vectors of {width} numbers; pass {width}.")
         model.freeze()
         self.bilm = model
@@ -76,26 +77,35 @@ class DocumentEncoder(nn.Module):
         """The vectors of all tokens, document after document: `(tokens, width)`."""
         use_one_thread_if_forked()  # by nlp.pipe(n_process=2)
         self.load_once()
-        total, sentences = 0, []
+        total = 0
+        sentences = []
         for doc in docs:
             sentences += [(total, words) for words in words_of_sentences(doc)]
             total += len(doc)
-        if (longest := max((len(words) for _, words in sentences), default=0)) > self.batch_tokens:
+        longest = max((len(words) for _, words in sentences), default=0)
+        if longest > self.batch_tokens:
             longer = f"A sentence has {longest:,} words, more than batch_tokens ({self.batch_tokens:,})"
             warn_once(self, f'{longer}. To split documents: nlp.add_pipe("sentencizer", first=True).')
         gamma = self.bilm.scalar_mix.gamma
         zeros = gamma.new_zeros(total, self.width)
-        vectors, positions = [gamma * zeros[:0]], []  # a batch without words has a gradient, too
+        vectors = [gamma * zeros[:0]]  # a batch without words has a gradient, too
+        positions = []
         lengths = [len(words) + NUM_MARKERS for _, words in sentences]
         for batch in length_sorted_batches(lengths, reproducible_batch_tokens(self.bilm, self.batch_tokens)):
-            texts = [[word.text for word in sentences[i][1]] for i in batch]
-            options = {"is_split_into_words": True, "padding": True, "padding_side": "right", "return_tensors": "pt"}
-            output = self.bilm(**self.tokenizer(texts, **options))
+            texts = []
+            for i in batch:
+                _, words = sentences[i]
+                texts.append([word.text for word in words])
+            inputs = self.tokenizer(
+                texts, is_split_into_words=True, padding=True, padding_side="right", return_tensors="pt"
+            )
+            output = self.bilm(**inputs)
             for i, mixed in zip(batch, output.elmo_embeddings, strict=True):
                 start, words = sentences[i]
                 vectors.append(mixed[1 : len(words) + 1])
                 positions += [start + word.i for word in words]
-        return zeros.index_copy(0, torch.tensor(positions, dtype=torch.long, device=zeros.device), torch.cat(vectors))
+        places = torch.tensor(positions, dtype=torch.long, device=zeros.device)
+        return zeros.index_copy(0, places, torch.cat(vectors))
 
 
 def wrap_encoder(encoder: DocumentEncoder) -> Model:
@@ -126,10 +136,9 @@ def model_to_bytes(encoder: DocumentEncoder) -> bytes:
     """The name of the model, and its files with those of its tokenizer."""
     encoder.load_once()
     with TemporaryDirectory() as folder:
-        for each in (encoder.bilm, encoder.tokenizer):
-            each.save_pretrained(folder)
-        paths = (path for path in Path(folder).iterdir() if path.is_file())
-        files = {path.name: path.read_bytes() for path in paths}
+        encoder.bilm.save_pretrained(folder)
+        encoder.tokenizer.save_pretrained(folder)
+        files = {path.name: path.read_bytes() for path in Path(folder).iterdir() if path.is_file()}
         return srsly.msgpack_dumps({"name": encoder.name, "files": files})
 
 
@@ -160,8 +169,10 @@ def check_name(name: str, saved_name: str) -> None:
 
 def words_of_sentences(doc: Doc) -> Iterator[list[Token]]:
     """The tokens of each sentence that are not white space. Sentences without any are left out."""
-    for sentence in doc.sents if doc.has_annotation("SENT_START") else (doc,):
-        if words := [token for token in sentence if not token.is_space]:
+    sentences = doc.sents if doc.has_annotation("SENT_START") else (doc,)
+    for sentence in sentences:
+        words = [token for token in sentence if not token.is_space]
+        if words:
             yield words
 
 
@@ -183,14 +194,15 @@ def vector_norm(doc: Doc) -> float:
     return float(np.linalg.norm(mean_vector(doc)))
 
 
-def has_vector(each: Doc | Span | Token) -> bool:
-    return bool(each.vector.any())
+def has_vector(tokens: Doc | Span | Token) -> bool:
+    return bool(tokens.vector.any())
 
 
 def cosine(one: Doc | Span | Token, other: Any) -> float:
     """The cosine of two vectors; 0 if one is zeros. spaCy's own similarity of equal words is 1 in any two contexts."""
-    vectors = one.vector, other.vector
-    if vectors[0].shape != vectors[1].shape:
-        shapes = f"{vectors[0].shape} and {vectors[1].shape}"
+    vector: Any = one.vector
+    other_vector: Any = other.vector
+    if vector.shape != other_vector.shape:
+        shapes = f"{vector.shape} and {other_vector.shape}"
         raise ValueError(f"similarity received vectors of the shapes {shapes}; pass two of the same pipeline.")
-    return float(np.dot(*map(normalize, vectors)))
+    return float(np.dot(normalize(vector), normalize(other_vector)))

@@ -34,34 +34,39 @@ def order_groups(names: Iterable[str], bin_width: float | None) -> tuple[dict[st
     `bin_width` puts numbers into bins that begin at its multiples: 10 puts "1984" into "1980-1989".
     """
     names = list(names)
-    if wrong := [name for name in names if not is_number(name)]:
-        if bin_width is not None:
-            raise ValueError(f"--bin_width {bin_width:g} needs numbers, but a group is {wrong[0]!r}; leave it out.")
-        return dict(zip(names, names, strict=True)), False
-    numbers = {name: float(name) for name in sorted(names, key=float)}
-    if bin_width is not None:
-        return {name: bin_name(number, bin_width) for name, number in numbers.items()}, True
-    return {name: re.sub(r"\.0+\Z", "", name) for name in numbers}, True  # 1990 and 1990.0 are one; 7 and 007 are not
+    for name in names:
+        if not is_number(name):
+            if bin_width is not None:
+                raise ValueError(f"--bin_width {bin_width:g} needs numbers, but a group is {name!r}; leave it out.")
+            return {name: name for name in names}, False
+    groups = {}
+    for name in sorted(names, key=float):
+        if bin_width is None:
+            groups[name] = re.sub(r"\.0+\Z", "", name)  # 1990 and 1990.0 are one; 7 and 007 are not
+        else:
+            groups[name] = bin_name(float(name), bin_width)
+    return groups, True
 
 
 def bin_name(number: float, width: float) -> str:
     """`1980-1989` for widths that are whole numbers, `1980` for the width 1, `0.5-1` for others."""
     start = math.floor(round(number / width, 9)) * width  # 0.3 / 0.1 is below 3
-    return f"{start:.10g}" if width == 1 else f"{start:.10g}-{start + width - (width == int(width)):.10g}"
+    if width == 1:
+        return f"{start:.10g}"
+    end = start + width
+    if width == int(width):
+        end -= 1
+    return f"{start:.10g}-{end:.10g}"
 
 
 def compare_groups(vectors: Mapping[str, np.ndarray], permutations: int, seed: int) -> list[dict[str, Any]]:
     """Both measures for each pair of groups, of whose uses there are vectors `(uses, hidden_size)`."""
     generator = np.random.default_rng(seed)
-    names = list(vectors)
-    return [
-        {
-            "groups": [one, other],
-            "consecutive": names.index(other) == names.index(one) + 1,
-            **compare_pair(vectors[one], vectors[other], permutations, generator),
-        }
-        for one, other in combinations(names, 2)
-    ]
+    pairs = []
+    for (place, one), (other_place, other) in combinations(enumerate(vectors), 2):
+        measures = compare_pair(vectors[one], vectors[other], permutations, generator)
+        pairs.append({"groups": [one, other], "consecutive": other_place == place + 1, **measures})
+    return pairs
 
 
 def compare_pair(
@@ -74,16 +79,24 @@ def compare_pair(
     """
     vectors = np.concatenate([one, other]).astype(np.float64)
     observed = np.arange(len(vectors)) < len(one)
-    random = generator.permuted(np.tile(observed, (permutations, 1)), axis=1)
-    distances = split_distances(vectors, np.vstack([observed, random]))
-    found = {}
-    for name, (distance, random) in zip(MEASURES_OF_CHANGE, ((row[0], row[1:]) for row in distances), strict=True):
+    random_splits = generator.permuted(np.tile(observed, (permutations, 1)), axis=1)
+    distances = split_distances(vectors, np.vstack([observed, random_splits]))
+    measures = {}
+    for name, of_splits in zip(MEASURES_OF_CHANGE, distances, strict=True):
+        distance = of_splits[0]
+        random = of_splits[1:]
         low, high = np.quantile(random, [LEVEL, 1 - LEVEL])
-        values = {"distance": distance, "random_5": low, "random_mean": random.mean(), "random_95": high}
         # The same split, drawn again, may differ in the last digits.
-        values["p"] = (1 + np.count_nonzero(random >= distance - 1e-12)) / (1 + len(random))
-        found[name] = {key: round(float(value), 6) for key, value in values.items()}
-    return found
+        at_least_as_large = 1 + np.count_nonzero(random >= distance - 1e-12)
+        values = {
+            "distance": distance,
+            "random_5": low,
+            "random_mean": random.mean(),
+            "random_95": high,
+            "p": at_least_as_large / (1 + permutations),
+        }
+        measures[name] = {key: round(float(value), 6) for key, value in values.items()}
+    return measures
 
 
 def split_distances(vectors: np.ndarray, splits: np.ndarray) -> np.ndarray:
@@ -94,32 +107,41 @@ def split_distances(vectors: np.ndarray, splits: np.ndarray) -> np.ndarray:
         splits: `(splits, uses)`, true for the uses in the first of two groups.
         result: `(2, splits)`.
     """
-    apd, prt = (_group_means(each, splits) for each in (normalize(vectors), vectors))
-    return 1 - np.stack([(one * other).sum(-1) for one, other in (apd, map(normalize, prt))])
+    one, other = _group_means(normalize(vectors), splits)
+    mean_of_cosines = (one * other).sum(-1)
+    prototype, other_prototype = _group_means(vectors, splits)
+    cosine_of_means = (normalize(prototype) * normalize(other_prototype)).sum(-1)
+    return 1 - np.stack([mean_of_cosines, cosine_of_means])
 
 
 def _group_means(vectors: np.ndarray, splits: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    sums, sizes = splits @ vectors, splits.sum(1, keepdims=True)
-    return sums / sizes, (vectors.sum(0) - sums) / (len(vectors) - sizes)
+    sums = splits @ vectors
+    sizes = splits.sum(1, keepdims=True)
+    other_sums = vectors.sum(0) - sums
+    return sums / sizes, other_sums / (len(vectors) - sizes)
 
 
 def distance_within(vectors: np.ndarray) -> float:
     """The mean cosine distance of two different uses of a group: how varied they are."""
-    total = np.linalg.norm(normalize(vectors).sum(0, dtype=np.float64)) ** 2
-    return float(1 - (total - len(vectors)) / (len(vectors) * (len(vectors) - 1)))
+    count = len(vectors)
+    sum_of_cosines = np.linalg.norm(normalize(vectors).sum(0, dtype=np.float64)) ** 2  # with each use itself, too
+    return float(1 - (sum_of_cosines - count) / (count * (count - 1)))
 
 
 def typical_uses(vectors: Mapping[str, np.ndarray], group: str, top_k: int) -> list[int]:
     """The uses of a group that are nearest to its uses, and farthest from those of the others."""
-    lengths_1 = {name: normalize(each) for name, each in vectors.items()}
-    others = np.concatenate([each for name, each in lengths_1.items() if name != group])
-    direction = lengths_1[group].mean(0) - others.mean(0)
-    return (-(lengths_1[group] @ direction)).argsort(kind="stable")[:top_k].tolist()
+    uses = normalize(vectors[group])
+    others = np.concatenate([normalize(vectors[name]) for name in vectors if name != group])
+    direction = uses.mean(0) - others.mean(0)
+    scores = uses @ direction
+    return (-scores).argsort(kind="stable")[:top_k].tolist()
 
 
 def shown_pairs(found: Mapping[str, Any]) -> list[dict[str, Any]]:
     """The consecutive pairs of groups that are numbers, or all pairs."""
-    return [pair for pair in found["pairs"] if pair["consecutive"] or not found["ordered"]]
+    if not found["ordered"]:
+        return found["pairs"]
+    return [pair for pair in found["pairs"] if pair["consecutive"]]
 
 
 def format_change(found: Mapping[str, Any]) -> str:
@@ -128,10 +150,15 @@ def format_change(found: Mapping[str, Any]) -> str:
     for group in found["groups"]:
         lines += ["", f"{group['name']}: {group['uses']} uses, with a mean distance of {group['distance_within']:.3f}"]
         lines += [f"  {use}" for use in group["typical_uses"]]
-    rows = [["", *(f"{name.upper()}{part}" for name in MEASURES_OF_CHANGE for part in ("", " at random", " p"))]]
+    header = [""]
+    for name in MEASURES_OF_CHANGE:
+        header += [name.upper(), f"{name.upper()} at random", f"{name.upper()} p"]
+    rows = [header]
     for pair in shown_pairs(found):
-        cells = [f"{pair[name][key]:.3f}" for name in MEASURES_OF_CHANGE for key in ("distance", "random_mean", "p")]
-        rows.append([", ".join(pair["groups"]), *cells])
+        row = [", ".join(pair["groups"])]
+        for name in MEASURES_OF_CHANGE:
+            row += [f"{pair[name][key]:.3f}" for key in ("distance", "random_mean", "p")]
+        rows.append(row)
     lines += ["", markdown_table(rows)]
     if found["left_out"]:
         left_out = ", ".join(f"{name} ({uses})" for name, uses in found["left_out"].items())

@@ -43,7 +43,8 @@ class ELMoVectorizer(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEsti
     def fit(self, texts: Any = None, labels: Any = None) -> "ELMoVectorizer":
         """Finds the width of the vectors, without the model's weights."""
         config = AutoConfig.from_pretrained(self.model, trust_remote_code=self.trust_remote_code)
-        self._n_features_out = config.hidden_size * (config.num_hidden_layers + 1 if self.layers == "all" else 1)
+        layers = config.num_hidden_layers + 1 if self.layers == "all" else 1
+        self._n_features_out = config.hidden_size * layers
         return self
 
     def transform(self, texts: Iterable[str | list[str]]) -> np.ndarray:
@@ -58,8 +59,10 @@ class ELMoVectorizer(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEsti
         sentences = list(checked_sentences(texts))
         if self.pooling not in ("mean", "max"):
             raise ValueError(f"pooling is {self.pooling!r}; pass 'mean' or 'max'.")
-        if getattr(self, "_options", None) != (options := self.get_params()):
-            self._options, self._embedder = options, Embedder(**options)
+        options = self.get_params()
+        if getattr(self, "_options", None) != options:
+            self._options = options
+            self._embedder = Embedder(**options)
         vectors = [vector.reshape(-1) for vector in self._embedder({"text": sentences})["vectors"]]
         if not vectors and not hasattr(self, "_n_features_out"):
             self.fit()

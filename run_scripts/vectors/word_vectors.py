@@ -40,8 +40,10 @@ def read_word_vectors(path: str | Path, limit: int | None = None) -> WordVectors
     width, count, lines = _width_and_lines(Path(path))
     total = min(filter(None, (count, limit)), default=None)
     rows: dict[str, int] = {}
-    numbers, first_lines = array("f"), array("L")  # an array takes 4 or 8 bytes per number, a list 32
-    twice, others = 0, []  # lines with a word of an earlier line, and of these the lines with another vector
+    numbers = array("f")  # an array takes 4 or 8 bytes per number, a list 32
+    first_lines = array("L")
+    twice = 0  # lines with a word of an earlier line
+    others = []  # of these, the lines with another vector
     for number, line in tqdm(lines, desc=Path(path).name, total=total, unit=" words", unit_scale=True):
         word, vector = _word_and_vector(line, width, f"{path}, line {number}")
         if word in rows:
@@ -71,10 +73,13 @@ def _width_and_lines(path: Path) -> tuple[int, int | None, Iterator[tuple[int, s
     lines = ((number, line) for number, line in numbered_lines(path) if line.strip(" "))
     start = list(islice(lines, LINES_FOR_WIDTH))
     widths = [line.rstrip(" ").count(" ") for _, line in start]
-    width, count = mode(widths or [0]), None
+    width = mode(widths or [0])
+    count = None
     header = re.fullmatch(r"(\d{1,15}) +(\d{1,15})\s*", start[0][1]) if start else None
     if header and (mode(widths[1:] or [0]) != 1 or header[2] == "1"):  # words may be numbers, with a vector of width 1
-        count, width, start = int(header[1]), int(header[2]), start[1:]
+        count = int(header[1])
+        width = int(header[2])
+        start = start[1:]
     if width < 1:
         raise ValueError(f"{path} has no vectors; pass a file with a word and its numbers in each line, with spaces.")
     return width, count, chain(start, lines)
