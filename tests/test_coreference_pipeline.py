@@ -240,6 +240,7 @@ def test_options_that_are_refused(pipe, options, shown):
 # Folders
 
 
+@pytest.mark.parametrize("pipe", ["right"], indirect=True)
 def test_a_folder_brings_its_pipeline(pipe, tmp_path):
     given = pipe
     for folder in (tmp_path / "0", tmp_path / "1"):

@@ -98,7 +98,7 @@ def test_batches_lists_and_ways_to_ask(pipe):
     assert pipe([]) == pipe(question=[], context=[]) == pipe(question=[], context=CONTEXT) == []
 
 
-@pytest.mark.parametrize("batch_size", [1, 2])
+@pytest.mark.parametrize("pipe, batch_size", [("right", 1), ("left", 2)], indirect=["pipe"])
 def test_data_sets_are_read_row_by_row(pipe, check_streams, batch_size):
     rows = [
         {"question": word, "context": CONTEXT[start:], "id": start} for start, word in enumerate(["Who?", "a b"] * 3)
@@ -131,6 +131,7 @@ def test_calls_that_are_refused(pipe, changes, shown):
         pipe({"question": QUESTION, "context": CONTEXT}, question=QUESTION)
 
 
+@pytest.mark.parametrize("pipe", ["right"], indirect=True)
 def test_only_question_answering_folders_have_the_pipeline(pipe, tmp_path):
     save(tmp_path / "qa", pipe.model, pipe.tokenizer)
     expected = pipe(question=QUESTION, context=CONTEXT)

@@ -130,6 +130,7 @@ def test_which_code_runs_in_sentence_transformers(spoilt, trust, runs):
     assert first_file(folder, partial(SentenceTransformer, str(folder), device="cpu", **trust)) == runs
 
 
+@pytest.mark.slow
 def test_without_the_package_code_runs_with_the_flag_only(spoilt, tmp_path):
     code = (
         "import json, pathlib, sys\nfrom remote_code_worker import PIPELINES, first_files\n"

@@ -32,7 +32,7 @@ def default_options(task: str, output: Path) -> list[str]:
     return [task, "--model_name_or_path", "bilm", *files, "--use_cpu", "--output_dir", str(output)]
 
 
-@pytest.mark.parametrize("task", SETTINGS)
+@pytest.mark.parametrize("task", ["ner", *(pytest.param(name, marks=pytest.mark.slow) for name in ("classify", "qa"))])
 def test_an_experiment_made_before_is_recognized_as_finished(task, place, tmp_path, monkeypatch):
     monkeypatch.chdir(place)
     monkeypatch.setattr(experiment, "report", lambda *_: None)

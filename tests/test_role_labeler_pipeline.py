@@ -124,7 +124,7 @@ def test_several_sentences(pipe, batch_size):
         assert pipe(TEXTS, predicates=chosen, batch_size=batch_size) == expected
 
 
-@pytest.mark.parametrize("batch_size", [1, 2])
+@pytest.mark.parametrize("pipe, batch_size", [("right", 1), ("left", 2)], indirect=["pipe"])
 def test_data_sets_are_read_row_by_row(pipe, check_streams, batch_size):
     words = {"is_split_into_words": True}
     for rows, options in ((TEXTS * 2, {}), (WORDS * 3, words), (TEXTS, {"predicates": [[0], [], [1]]})):
@@ -199,6 +199,7 @@ def test_markers_that_a_sentence_spells_are_no_words_of_a_role(pipe):
     assert result["words"] == ["a", "</S>", "b"] and result["verbs"][0]["tags"][1] == "O"
 
 
+@pytest.mark.parametrize("pipe", ["right"], indirect=True)
 def test_folders_have_the_pipeline(pipe, tmp_path):
     save(tmp_path / "roles", pipe.model, pipe.tokenizer)
     expected = pipe(TEXTS[0])

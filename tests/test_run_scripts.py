@@ -54,6 +54,7 @@ if os.environ.pop("IS_PROGRAM", None):  # which the child does not inherit
 """
 
 
+@pytest.mark.slow
 def test_packages_are_found_before_programs_of_their_names(tmp_path):
     (tmp_path / "export.py").touch()
     (tmp_path / "sitecustomize.py").write_text(AT_THE_END, encoding="utf-8")
