@@ -42,18 +42,20 @@ def published_checkpoints(words: str = "") -> list[PublishedCheckpoint]:
     """
     _, *lines = TABLE.read_text(encoding="utf-8").splitlines()
     rows = [PublishedCheckpoint(*line.split("\t")) for line in lines]
-    found = [row for row in rows if all(word in " ".join(row).lower() for word in words.lower().split())]
-    if not found:
+    chosen = rows
+    for word in words.lower().split():
+        chosen = [row for row in chosen if word in " ".join(row).lower()]
+    if not chosen:
         raise ValueError(f"--list {words}: none of the {len(rows)} checkpoints has these words; pass fewer, or none.")
-    return found
+    return chosen
 
 
 def format_catalogue(checkpoints: list[PublishedCheckpoint]) -> str:
     """A paragraph for each checkpoint."""
     paragraphs = []
-    for each in checkpoints:
-        first = f"{each.language}: {each.name} [{each.format}; size {each.size}; license {each.license}]"
-        paragraphs.append("\n  ".join([first, each.source, *each.files.split(), each.command]))
+    for row in checkpoints:
+        first = f"{row.language}: {row.name} [{row.format}; size {row.size}; license {row.license}]"
+        paragraphs.append("\n  ".join([first, row.source, *row.files.split(), row.command]))
     legend = (
         f"{len(checkpoints)} checkpoints. Addresses are as published; none was tried. Sizes are numbers of parameters, "
         "and the width of an LSTM / of its projection. FOLDER has the unpacked files."

@@ -161,12 +161,21 @@ def read_arrays(path: Path) -> dict[str, Tensor]:
     """
     import h5py
 
-    found: dict[str, Any] = {}
+    datasets: dict[str, Any] = {}
+
+    def keep(name: str, item: Any):
+        if isinstance(item, h5py.Dataset):
+            datasets[name] = item
+
     with reading(path), h5py.File(path, "r") as file:
-        file.visititems(lambda name, item: found.update({name: item}) if isinstance(item, h5py.Dataset) else None)
-        if problems := [f"{name} ({problem})" for name, item in found.items() if (problem := _problem(item))]:
+        file.visititems(keep)
+        problems = []
+        for name, dataset in datasets.items():
+            if problem := _problem(dataset):
+                problems.append(f"{name} ({problem})")
+        if problems:
             raise ValueError(f"all arrays must be float32 and uncompressed; got {', '.join(first_of(problems))}")
-        arrays = {name: torch.as_tensor(item[()]) for name, item in found.items()}
+        arrays = {name: torch.as_tensor(dataset[()]) for name, dataset in datasets.items()}
     check_finite(arrays, path)
     return arrays
 
@@ -190,13 +199,12 @@ def check_finite(arrays: dict[str, Tensor], path: Path):
 
 
 def check_shapes(arrays: dict[str, Tensor], required: dict[str, Tensor], weights: Path, options: str | Path):
-    found, expected = ({name: tuple(array.shape) for name, array in each.items()} for each in (arrays, required))
-    problems = [
-        f"{name}: the file has {found.get(name, 'none (missing)')}, "
-        f"the options require {expected.get(name, 'none (unexpected)')}"
-        for name in sorted(expected | found)
-        if found.get(name) != expected.get(name)
-    ]
+    problems = []
+    for name in sorted(arrays.keys() | required.keys()):
+        shape = tuple(arrays[name].shape) if name in arrays else "none (missing)"
+        expected = tuple(required[name].shape) if name in required else "none (unexpected)"
+        if shape != expected:
+            problems.append(f"{name}: the file has {shape}, the options require {expected}")
     if problems:
         raise ValueError("\n  ".join([f"{weights} does not match {options}:", *first_of(problems)]))
 

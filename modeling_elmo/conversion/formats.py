@@ -46,8 +46,11 @@ class Checkpoint:
 
     @property
     def paths(self) -> list[Path]:
-        values = (value if isinstance(value, list) else [value] for value in vars(self).values())
-        return [path for some in values for path in some if isinstance(path, Path)]
+        paths: list[Path] = []
+        for value in vars(self).values():
+            values = value if isinstance(value, list) else [value]
+            paths += [path for path in values if isinstance(path, Path)]
+        return paths
 
     def load(self, pre_tokenization: str) -> Loaded:
         """The model, its tokenizer and the record for an export."""
@@ -129,13 +132,17 @@ ONE_LAYER_SPELLING = ("/MultiRNNCell/Cell0/", "/")
 
 def keys_of(parameters: Collection[str], record: ConversionRecord, table: tuple[Key, ...]) -> list[tuple[str, Key]]:
     """The original name and the numbered row of the `table` of every array of a model with these parameters."""
-    is_tied = option_at(record, "options.share_embedding_softmax")  # the one table is stored as `embedding`
-    without = ("scalar_mix.", "softmax.weight") if is_tied else "scalar_mix."  # the mix belongs to a task
-    parameters = {name for name in parameters if not name.startswith(without)}
-    numbers = {0} | {int(number) for name in parameters for number in re.findall(r"\.(\d+)\.", name)}
+    left_out = ["scalar_mix."]  # it belongs to a task
+    if option_at(record, "options.share_embedding_softmax"):
+        left_out.append("softmax.weight")  # the one table is stored as `embedding`
+    parameters = {name for name in parameters if not name.startswith(tuple(left_out))}
+    numbers = {0}
+    for name in parameters:
+        numbers.update(map(int, re.findall(r"\.(\d+)\.", name)))
     numbered = dict.fromkeys(key.numbered(i) for key in table for i in sorted(numbers))
     keys = [key for key in numbered if key.ours[0] in parameters]
-    if unknown := parameters.difference(*(key.ours for key in keys)):
+    unknown = parameters.difference(*(key.ours for key in keys))
+    if unknown:
         raise ValueError(f"The original format has no array for {', '.join(sorted(unknown))}.")
     spelling = ONE_LAYER_SPELLING if record.get("one_layer_spelling") else ("", "")
     return [(key.original.replace(*spelling), key) for key in keys]
@@ -175,8 +182,8 @@ def from_original(
         array = arrays.pop(original)
         if key.by_word:
             array = array[word_rows(record, len(array))]
-        tensors = (tensor.contiguous() for tensor in key.transform.load(array))
-        loaded.update(zip((names[ours] for ours in key.ours), tensors, strict=True))
+        for ours, tensor in zip(key.ours, key.transform.load(array), strict=True):
+            loaded[names[ours]] = tensor.contiguous()
     return loaded
 
 
@@ -186,7 +193,9 @@ def to_original(state: dict[str, Tensor], record: ConversionRecord, table: tuple
     arrays = {}
     for original, key in keys_of(state, record, table):
         array = key.transform.dump(*(state[ours] for ours in key.ours))
-        arrays[original] = array[word_rows(record, len(array)).argsort()] if key.by_word else array
+        if key.by_word:
+            array = array[word_rows(record, len(array)).argsort()]
+        arrays[original] = array
     return arrays
 
 
@@ -197,7 +206,19 @@ def word_rows(record: ConversionRecord, num_words: int) -> Tensor:
         (num_words,)
     """
     first = record.get("special_rows") or [0, 1, 2]
-    return torch.tensor([*first, *(row for row in range(num_words) if row not in first)])
+    others = [row for row in range(num_words) if row not in first]
+    return torch.tensor(first + others)
+
+
+def words_by_id(ids: dict[str, int]) -> list[str]:
+    return sorted(ids, key=ids.__getitem__)
+
+
+def refuse_obstacles(obstacles: dict[str, Any], format_name: str):
+    """Refuses an export if the format has no place for something; `obstacles` says for each whether it is there."""
+    present = [obstacle for obstacle, is_present in obstacles.items() if is_present]
+    if present:
+        raise ValueError(f"{format_name} does not support {' and '.join(present)}.")
 
 
 def read_conversion_record(model_dir: str | Path, name: str, section: str, num_words: int) -> ConversionRecord:
@@ -207,20 +228,25 @@ def read_conversion_record(model_dir: str | Path, name: str, section: str, num_w
         return {}
     record = files.read_json_object(Path(file), name)
     rows = record.get("special_rows")
-    has_rows = rows is None or len(rows) == len({*rows} & {*range(num_words)}) == 3
-    if not (has_rows and isinstance(record.get(section), dict)):
+    has_rows = rows is None or len(rows) == len(set(rows).intersection(range(num_words))) == 3
+    if not has_rows or not isinstance(record.get(section), dict):
         raise ValueError(f"{file} is not a record of this model; delete it to export the model with its config.json.")
     return record
 
 
 def read_options(options: dict[str, Any], table: OptionTable, source: str, **others) -> ELMoConfig:
     """The configuration for options, read from `source`, and for other fields, which come first."""
-    values = {path: option_at(options, path) for path in table}
-    if missing := [path for path, (_, default) in table.items() if default is REQUIRED and values[path] is None]:
+    values: dict[str, Any] = {}
+    missing = []
+    for path, (field, default) in table.items():
+        value = option_at(options, path)
+        values[field] = default if value is None else value
+        if values[field] is REQUIRED:
+            missing.append(path)
+    if missing:
         raise ValueError(f"Correct {source}: missing {missing}.")
-    given = {field: default if values[path] is None else values[path] for path, (field, default) in table.items()}
     try:
-        return ELMoConfig(**given | others)
+        return ELMoConfig(**values | others)
     except StrictDataclassError as error:
         reason = " ".join(str(error).split())
         wrong = [path for path, (field, _) in table.items() if re.search(rf"\b{field}\b", reason)]
@@ -238,8 +264,9 @@ def write_options(config: ELMoConfig, table: OptionTable, recorded: dict[str, An
     """The inverse of [`read_options`]. Recorded options stay where they still say what the configuration has."""
     options = recorded or {}
     for path, (field, default) in table.items():
-        value, found = getattr(config, field), option_at(options, path)
-        if value in (found, found or (default if recorded else None)):
+        value = getattr(config, field)
+        before = option_at(options, path)
+        if value == before or (recorded and not before and value == default):
             continue
         *sections, name = path.split(".")
         section = options

@@ -141,27 +141,29 @@ class ManyLangsCheckpoint(Checkpoint):
         return [path for path in (*beside, Path(self.source)) if path.is_file()]
 
     def load(self, pre_tokenization: str) -> formats.Loaded:
-        embedder = self.record["architecture"].get("token_embedder")
-        characters, words = (
-            read_lexicon(self.folder / name, markers) if formats.option_at(embedder, width) else {}
-            for name, markers, width in (
-                (CHARACTERS, CHARACTER_MARKERS, "char_dim"),
-                (WORDS, (*WORD_MARKERS, "<pad>"), "word_dim"),
-            )
-        )
-        record = {**self.record, "special_rows": [words[word] for word in WORD_MARKERS] if words else None}
+        characters = self.lexicon(CHARACTERS, CHARACTER_MARKERS, "char_dim")
+        words = self.lexicon(WORDS, (*WORD_MARKERS, "<pad>"), "word_dim")
+        record = {**self.record, "special_rows": None}
+        if words:
+            record["special_rows"] = [words[word] for word in WORD_MARKERS]
         config = architecture_to_config(record["architecture"], len(characters), len(words), self.source)
         described = f"{self.source} with {len(characters)} entries in {CHARACTERS} and {len(words)} in {WORDS}"
         model = formats.load_arrays(ELMoModel, config, self.arrays(), record, MANYLANGS_KEYS, self.folder, described)
         return model, build_tokenizer(config, characters, words, record, pre_tokenization), record
 
+    def lexicon(self, name: str, markers: tuple[str, ...], width: str) -> dict[str, int]:
+        """The ids of a dictionary; empty if the option `width` of the embedder is 0 or missing."""
+        if not formats.option_at(self.record["architecture"], f"token_embedder.{width}"):
+            return {}
+        return read_lexicon(self.folder / name, markers)
+
     def arrays(self) -> dict[str, Tensor]:
         """`encoder.` or `token_embedder.` before the names of their files."""
-        return {
-            f"{part}.{name}": array
-            for part, file in PICKLES.items()
-            for name, array in read_pickle(self.folder / file).items()
-        }
+        arrays = {}
+        for part, file in PICKLES.items():
+            for name, array in read_pickle(self.folder / file).items():
+                arrays[f"{part}.{name}"] = array
+        return arrays
 
     @staticmethod
     def arrays_of_export(folder: Path, scratch: Path) -> dict[str, Tensor]:
@@ -177,7 +179,8 @@ def export_manylangs_checkpoint(model_dir: str | Path, output_dir: str | Path) -
     """
     output_dir = Path(output_dir)
     files.check_empty(output_dir)
-    model, tokenizer = formats.load_for_export(ELMoModel, model_dir), ELMoTokenizer.from_pretrained(model_dir)
+    model = formats.load_for_export(ELMoModel, model_dir)
+    tokenizer = ELMoTokenizer.from_pretrained(model_dir)
     config = model.config
     check_manylangs_expressible(config, tokenizer)
     record = read_manylangs_record(model_dir, config)
@@ -187,10 +190,11 @@ def export_manylangs_checkpoint(model_dir: str | Path, output_dir: str | Path) -
         files.write_json_object(record["config"], folder / CONFIG)
         files.write_json_object(record["architecture"], folder / architecture_name(record["config"]))
         for part, file in PICKLES.items():
-            own = {
-                name[len(part) + 1 :]: array.clone() for name, array in arrays.items() if name.startswith(f"{part}.")
-            }
-            torch.save(own, folder / file, _use_new_zipfile_serialization=False)  # as the original wrote them
+            content = {}
+            for name, array in arrays.items():
+                if name.startswith(f"{part}."):
+                    content[name.removeprefix(f"{part}.")] = array.clone()
+            torch.save(content, folder / file, _use_new_zipfile_serialization=False)  # as the original wrote them
         if config.char_vocab_size:
             write_lexicon(tokenizer.lexicon, folder / CHARACTERS)
         if config.word_embedding_size:
@@ -202,8 +206,12 @@ def architecture_to_config(
     architecture: dict[str, Any], num_characters: int, num_words: int, source: str = "the architecture file"
 ) -> ELMoConfig:
     """The configuration for an architecture, read from `source`, and dictionaries with these numbers of entries."""
-    names = {path: formats.option_at(architecture, path) for path in NAMES}
-    if wrong := {path: names[path] for path, name in NAMES.items() if str(names[path]).lower() != name}:
+    wrong = {}
+    for path, name in NAMES.items():
+        given = formats.option_at(architecture, path)
+        if str(given).lower() != name:
+            wrong[path] = given
+    if wrong:
         raise ValueError(f"{source} has {wrong}; only {NAMES} can be converted, which all releases have.")
     return formats.read_options(
         architecture,
@@ -237,19 +245,21 @@ def build_tokenizer(
     )
     if not words:
         return tokenizer
-    originals = sorted(words, key=words.__getitem__)
-    # An ordinary word `<S>` has the form in which the tokenizer looks it up.
-    others = (tokenizer.disguised(originals[row]) for row in formats.word_rows(record, len(words))[3:].tolist())
-    vocabulary = [*SPECIAL_WORDS, *others]
+    originals = formats.words_by_id(words)
+    vocabulary = list(SPECIAL_WORDS)
+    for row in formats.word_rows(record, len(words))[3:].tolist():
+        # An ordinary word `<S>` has the form in which the tokenizer looks it up.
+        vocabulary.append(tokenizer.disguised(originals[row]))
     return tokenizer.with_vocabulary({word: index for index, word in enumerate(vocabulary)})  # type: ignore[arg-type]
 
 
 def manylangs_words(tokenizer: ELMoTokenizer, record: ConversionRecord) -> dict[str, int]:
     """The entries of word.dic."""
-    ids = tokenizer.get_vocab()
-    ours = [word.replace(DISGUISE, "<") for word in sorted(ids, key=ids.__getitem__)[len(SPECIAL_WORDS) :]]
-    words = [*WORD_MARKERS, *ours]
-    return {words[i]: row for row, i in enumerate(formats.word_rows(record, len(words)).argsort().tolist())}
+    words = list(WORD_MARKERS)
+    for word in formats.words_by_id(tokenizer.get_vocab())[len(SPECIAL_WORDS) :]:
+        words.append(word.replace(DISGUISE, "<"))
+    rows = formats.word_rows(record, len(words)).argsort().tolist()
+    return {words[index]: row for row, index in enumerate(rows)}
 
 
 def check_manylangs_expressible(config: ELMoConfig, tokenizer: ELMoTokenizer):
@@ -265,8 +275,7 @@ def check_manylangs_expressible(config: ELMoConfig, tokenizer: ELMoTokenizer):
         f"{words} words in the tokenizer and {config.vocab_size} in the model": words != config.vocab_size,
         "a vocabulary without <pad>": config.word_embedding_size and "<pad>" not in tokenizer.get_vocab(),
     }
-    if found := [obstacle for obstacle, is_present in obstacles.items() if is_present]:
-        raise ValueError(f"The format of ELMoForManyLangs does not support {' and '.join(found)}.")
+    formats.refuse_obstacles(obstacles, "The format of ELMoForManyLangs")
 
 
 def read_manylangs_record(model_dir: str | Path, config: ELMoConfig) -> ConversionRecord:
@@ -313,14 +322,15 @@ def read_lexicon(path: Path, required: tuple[str, ...] = ()) -> dict[str, int]:
 
 
 def write_lexicon(lexicon: dict[str, int], path: Path):
-    entries = sorted(lexicon, key=lexicon.__getitem__)
-    held = {
-        IDEOGRAPHIC_SPACE,
-        *(entry for entry in entries if entry.lstrip().replace("\t", "\n").splitlines() == [entry]),
-    }
-    if wrong := [repr(entry) for entry in entries if entry not in held]:
+    entries = formats.words_by_id(lexicon)
+    wrong = []
+    for entry in entries:
+        is_line = entry.lstrip().replace("\t", "\n").splitlines() == [entry]
+        if not is_line and entry != IDEOGRAPHIC_SPACE:
+            wrong.append(repr(entry))
+    if wrong:
         raise ValueError(f"A line of {path.name} cannot hold the entries {files.first_of(wrong)}; remove them.")
-    path.write_text("".join(f"{entry}\t{lexicon[entry]}\n" for entry in entries), encoding="utf-8", newline="\n")
+    files.write_words([f"{entry}\t{lexicon[entry]}" for entry in entries], path)
 
 
 def read_pickle(path: Path) -> dict[str, Tensor]:

@@ -153,21 +153,25 @@ class OriginalCheckpoint(Checkpoint):
         if any(name.startswith("rnn/") for name in arrays):
             raise ValueError(f"{self.weights} has arrays rnn/... {_FORWARD_ONLY}")
         options = files.read_json_object(self.options)
-        words, described = self.read_words(arrays, options), str(self.options)
+        described = str(self.options)
+        words = self.read_words(arrays, options)
         if words is not None:
-            described = f"{self.options} and {self.vocabulary} with {len(words)} words"
+            described += f" and {self.vocabulary} with {len(words)} words"
         record: ConversionRecord = {
             "options": options,
             "one_layer_spelling": any("/RNN/LSTMCell/" in name for name in arrays),
             "special_rows": words and [words.index(word) for word in SPECIAL_WORDS[1:]],  # <S>, </S>, <UNK>
             "global_step": None,  # of the original training, if the checkpoint tells it
         }
-        num_characters, vocab_size = _num_rows(arrays.get("char_embed")), len(words or SPECIAL_WORDS[1:]) + 1
+        num_characters = _num_rows(arrays.get("char_embed"))
+        vocab_size = len(words or SPECIAL_WORDS[1:]) + 1
         config = options_to_config(options, num_characters, vocab_size, self.has_softmax, str(self.options))
         model_class = ELMoForPreTraining if self.has_softmax else ELMoModel
         model = formats.load_arrays(model_class, config, arrays, record, KEYS, self.weights, described)
-        longest = config.max_word_length
-        return model, ELMoTokenizer(vocab=words, max_word_length=longest, pre_tokenization=pre_tokenization), record
+        tokenizer = ELMoTokenizer(
+            vocab=words, max_word_length=config.max_word_length, pre_tokenization=pre_tokenization
+        )
+        return model, tokenizer, record
 
     def read_words(self, arrays: dict[str, Tensor], options: dict[str, Any]) -> list[str] | None:
         """The words of the rows of arrays; `None` without a vocabulary, if no array needs it."""
@@ -186,7 +190,10 @@ class OriginalCheckpoint(Checkpoint):
         return words
 
     def arrays(self) -> dict[str, Tensor]:
-        return files.read_arrays(self.weights) | (files.read_arrays(self.softmax) if self.softmax else {})
+        arrays = files.read_arrays(self.weights)
+        if self.softmax:
+            arrays |= files.read_arrays(self.softmax)
+        return arrays
 
     @staticmethod
     def arrays_of_export(folder: Path, scratch: Path) -> dict[str, Tensor]:
@@ -219,12 +226,13 @@ def export_original_checkpoint(
         raise ValueError(f"{model_dir} has no softmax; omit `softmax`.")
     record = read_original_record(model_dir, config)
     arrays = formats.to_original(model.state_dict(), record, KEYS)
-    softmax_arrays = {name: arrays.pop(name) for name in list(arrays) if name.startswith("softmax/")}
+    softmax_arrays = {name: array for name, array in arrays.items() if name.startswith("softmax/")}
+    bilm_arrays = {name: array for name, array in arrays.items() if name not in softmax_arrays}
     words = original_words(model_dir, record) if vocabulary else []
     if vocabulary and len(words) != config.vocab_size - 1:
         raise ValueError(f"{model_dir}: tokenizer of {len(words) + 1} words, model of {config.vocab_size}; save both.")
     contents: list[tuple[str | Path | None, Callable, Any]] = [
-        (weights, files.write_arrays, arrays),
+        (weights, files.write_arrays, bilm_arrays),
         (options, files.write_json_object, record["options"]),
         (vocabulary, files.write_words, words),
         (softmax, files.write_arrays, softmax_arrays),
@@ -240,14 +248,13 @@ def _num_rows(table: Tensor | None) -> int:
 
 
 def original_words(model_dir: str | Path, record: ConversionRecord) -> list[str]:
-    ids = ELMoTokenizer.from_pretrained(model_dir).get_vocab()
-    words = sorted(ids, key=ids.__getitem__)[1:]  # the original has no <PAD>
-    rows = [words[i] for i in formats.word_rows(record, len(words)).argsort()]
-    unused = map(UNUSED_ROW.fullmatch, rows)
-    return [
-        match["line"] if match and int(match["row"]) == row else word
-        for row, (word, match) in enumerate(zip(rows, unused, strict=True))
-    ]
+    _, *words = formats.words_by_id(ELMoTokenizer.from_pretrained(model_dir).get_vocab())  # the original has no <PAD>
+    lines = []
+    for row, index in enumerate(formats.word_rows(record, len(words)).argsort().tolist()):
+        unused = UNUSED_ROW.fullmatch(words[index])
+        is_unused = unused is not None and int(unused["row"]) == row
+        lines.append(unused["line"] if is_unused else words[index])
+    return lines
 
 
 def read_original_vocabulary(path: Path, num_words: int | None) -> list[str]:
@@ -260,7 +267,10 @@ def read_original_vocabulary(path: Path, num_words: int | None) -> list[str]:
     if len(lines) != num_words:
         lines = [line for line in lines if line not in ("", PAD_WORD)]
     last = {line: row for row, line in enumerate(lines) if line not in ("", PAD_WORD)}
-    words = [line if last.get(line) == row else f"{line} [row {row}]".strip() for row, line in enumerate(lines)]
+    words = []
+    for row, line in enumerate(lines):
+        is_word = last.get(line) == row
+        words.append(line if is_word else f"{line} [row {row}]".strip())
     order_vocabulary(words, str(path))  # refuses a vocabulary without the special words
     return words
 
@@ -272,7 +282,8 @@ def options_to_config(
     if formats.option_at(options, "bidirectional") is False:
         raise ValueError(f"{source} says `bidirectional: false`. {_FORWARD_ONLY}")
     others = {"vocab_size": vocab_size, "has_softmax": has_softmax}
-    if has_characters := options.get("char_cnn") is not None:
+    has_characters = options.get("char_cnn") is not None
+    if has_characters:
         n_characters = formats.option_at(options, "char_cnn.n_characters")
         if n_characters not in (261, 262):
             raise ValueError(f"Correct {source}: char_cnn.n_characters is {n_characters!r}, not 261 or 262.")
@@ -281,8 +292,13 @@ def options_to_config(
     else:
         others |= {"char_vocab_size": 0, "word_embedding_size": formats.option_at(options, "lstm.projection_dim")}
     config = formats.read_options(options, _table_for(has_characters), source, **others)
-    given = [f"{section}.{name}" for section in ("lstm", "char_cnn") for name in options.get(section) or ()]
-    if unknown := [path for path in given if not any(f"{known}.".startswith(f"{path}.") for known in OPTIONS)]:
+    unknown = []
+    for section in ("lstm", "char_cnn"):
+        for name in options.get(section) or ():
+            path = f"{section}.{name}"
+            if not any(f"{known}.".startswith(f"{path}.") for known in OPTIONS):
+                unknown.append(path)
+    if unknown:
         raise ValueError(f"Correct {source}: unknown {unknown}.")
     return config
 
@@ -292,7 +308,9 @@ def _table_for(has_characters: bool) -> formats.OptionTable:
 
 
 def check_expressible(config: ELMoConfig):
-    word_vectors, characters, cell = config.word_embedding_size, config.char_vocab_size, config.lstm_hidden_size
+    word_vectors = config.word_embedding_size
+    characters = config.char_vocab_size
+    cell = config.lstm_hidden_size
     is_projected = config.always_project and config.projection_size in (cell, config.num_features)
     obstacles = {
         f"an alphabet of {characters} characters": characters not in (0, 262, 263),
@@ -301,8 +319,7 @@ def check_expressible(config: ELMoConfig):
         "projections between equal sizes": is_projected,
         f"a forget bias of {config.forget_bias}": config.forget_bias != 1,
     }
-    if found := [obstacle for obstacle, is_present in obstacles.items() if is_present]:
-        raise ValueError(f"The original format does not support {' and '.join(found)}.")
+    formats.refuse_obstacles(obstacles, "The original format")
 
 
 def read_original_record(model_dir: str | Path, config: ELMoConfig) -> ConversionRecord:
@@ -316,7 +333,8 @@ def read_original_record(model_dir: str | Path, config: ELMoConfig) -> Conversio
     if record:
         counts_words = "n_tokens_vocab" in options and record.get("special_rows")
     else:
-        options["bidirectional"], counts_words = True, config.vocab_size > len(SPECIAL_WORDS)
+        counts_words = config.vocab_size > len(SPECIAL_WORDS)
+        options["bidirectional"] = True
     if counts_words:
         options["n_tokens_vocab"] = config.vocab_size - 1
     return {**record, "options": options}

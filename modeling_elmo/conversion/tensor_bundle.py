@@ -17,7 +17,8 @@ from torch import Tensor
 
 from modeling_elmo.conversion import files
 
-FOOTER, MAGIC = 48, bytes.fromhex("57fb808b247547db")
+FOOTER = 48
+MAGIC = bytes.fromhex("57fb808b247547db")
 DTYPES = {1: np.float32, 2: np.float64, 3: np.int32, 9: np.int64}  # numbers of TensorFlow's DataType
 FLOAT32 = 1
 CHUNK = 2**20  # words of four bytes whose checksums are joined at a time
@@ -39,7 +40,8 @@ def read_tensor(shard: Path, name: str, entry: Entry) -> Tensor:
         kind = "in slices" if entry.is_sliced else f"of TensorFlow's type {entry.dtype}"
         raise ValueError(f"{shard} has {name} {kind}; save the checkpoint again without partitioned variables.")
     dtype = np.dtype(DTYPES[entry.dtype])
-    needed, there = prod(entry.shape) * dtype.itemsize, shard.stat().st_size
+    needed = prod(entry.shape) * dtype.itemsize
+    there = shard.stat().st_size
     if entry.size != needed or entry.offset + entry.size > there:
         raise ValueError(
             f"{shard} is damaged or incomplete ({name} of shape {entry.shape} needs {needed} bytes, its entry has "
@@ -61,9 +63,10 @@ def read_index(path: Path) -> tuple[int, dict[str, Entry]]:
             raise ValueError("it does not end as the index of a TensorFlow checkpoint")
         footer = BytesIO(content[-FOOTER:])
         _handle(footer)  # of a block with facts about the table, which is empty
-        top = _block(content, *_handle(footer))
-        blocks = [_block(content, *_handle(BytesIO(value))) for _, value in _pairs(top)]
-        pairs = dict(pair for block in blocks for pair in _pairs(block))
+        pairs: dict[bytes, bytes] = {}
+        for _, place in _pairs(_block(content, *_handle(footer))):
+            block = _block(content, *_handle(BytesIO(place)))
+            pairs.update(_pairs(block))
         header = dict(_fields(pairs.pop(b"")))
         if header.get(2):
             raise ValueError("its numbers are big-endian")
@@ -77,9 +80,11 @@ def _handle(stream: BytesIO) -> tuple[int, int]:
 
 def _block(content: bytes, offset: int, size: int) -> bytes:
     """The bytes of a block, which its compression and checksum follow."""
-    block, compression = content[offset : offset + size], content[offset + size : offset + size + 1]
-    checksum = content[offset + size + 1 : offset + size + 5]
-    if crc32c(np.frombuffer(block + compression, np.uint8)) != int.from_bytes(checksum, "little"):
+    end = offset + size
+    block = content[offset:end]
+    compression = content[end : end + 1]
+    checksum = int.from_bytes(content[end + 1 : end + 5], "little")
+    if crc32c(np.frombuffer(block + compression, np.uint8)) != checksum:
         raise ValueError(f"the checksum of the block at byte {offset} differs")
     if compression != b"\0":
         raise ValueError("its blocks are compressed; tf.train.Saver writes uncompressed ones")
@@ -88,20 +93,33 @@ def _block(content: bytes, offset: int, size: int) -> bytes:
 
 def _pairs(block: bytes) -> Iterator[tuple[bytes, bytes]]:
     """The keys and values of a block. It ends with places to start from, and their number."""
-    end, key = len(block) - 4 - 4 * int.from_bytes(block[-4:], "little"), b""
+    num_starts = int.from_bytes(block[-4:], "little")
+    end = len(block) - 4 - 4 * num_starts
+    key = b""
     stream = BytesIO(block)
     while stream.tell() < end:
-        shared, own, size = _varint(stream), _varint(stream), _varint(stream)
-        key = key[:shared] + stream.read(own)
+        num_shared = _varint(stream)
+        num_others = _varint(stream)
+        size = _varint(stream)
+        key = key[:num_shared] + stream.read(num_others)
         yield key, stream.read(size)
 
 
 def _entry(message: bytes) -> Entry:
-    found = dict(_fields(message))
-    dims = [dict(_fields(dim)) for number, dim in _fields(found.get(2, b"")) if number == 2]
-    shape = tuple(dim.get(1, 0) for dim in dims)
-    dtype, shard, offset, size, checksum = (found.get(number, 0) for number in (1, 3, 4, 5, 6))
-    return Entry(dtype, shape, shard, offset, size, checksum, is_sliced=7 in found)
+    values = dict(_fields(message))
+    shape = []
+    for number, dimension in _fields(values.get(2, b"")):
+        if number == 2:
+            shape.append(dict(_fields(dimension)).get(1, 0))
+    return Entry(
+        dtype=values.get(1, 0),
+        shape=tuple(shape),
+        shard=values.get(3, 0),
+        offset=values.get(4, 0),
+        size=values.get(5, 0),
+        checksum=values.get(6, 0),
+        is_sliced=7 in values,
+    )
 
 
 def _fields(message: bytes) -> Iterator[tuple[int, Any]]:
@@ -122,7 +140,8 @@ def _varint(stream: BytesIO) -> int:
     value = shift = 0
     while True:
         [byte] = stream.read(1)
-        value, shift = value | (byte & 127) << shift, shift + 7
+        value |= (byte & 127) << shift
+        shift += 7
         if byte < 128:
             return value
 
@@ -152,15 +171,19 @@ def crc32c(content: np.ndarray) -> int:
     To read a word is to add it to the register, and to move on by a word of zeros. So neighbors can be joined, then
     neighbors of these sums, and so on: the first of two moves on by as many words as the second has.
     """
-    words, register = content[: len(content) // 4 * 4].view("<u4"), 0xFFFFFFFF
+    words = content[: len(content) // 4 * 4].view("<u4")
+    register = 0xFFFFFFFF
     for start in range(0, len(words), CHUNK):
-        sums, after = words[start : start + CHUNK].copy(), _AFTER_WORD
+        sums = words[start : start + CHUNK].copy()
         sums[0] ^= register
+        after = _AFTER_WORD
         while len(sums) > 1:
             sums = np.append(np.zeros(len(sums) % 2, np.uint32), sums)
-            sums, after = _moved(sums[::2], after) ^ sums[1::2], _moved(after, after)
+            sums = _moved(sums[::2], after) ^ sums[1::2]
+            after = _moved(after, after)
         register = int(_moved(sums, _AFTER_WORD)[0])
     for byte in content[4 * len(words) :].tolist():
-        register = int(_after_byte(np.array((register ^ byte) & 255, np.uint32))) ^ register >> 8
+        lowest = np.array((register ^ byte) & 255, np.uint32)
+        register = int(_after_byte(lowest)) ^ register >> 8
     checksum = register ^ 0xFFFFFFFF
     return ((checksum >> 15 | checksum << 17) + 0xA282EAD8) % 2**32
