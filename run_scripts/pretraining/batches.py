@@ -12,9 +12,10 @@ import os
 import string
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import KW_ONLY, InitVar, dataclass
 from functools import partial
 from itertools import chain, count, groupby, islice, starmap
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 import torch
@@ -142,6 +143,7 @@ class LMBatch(NamedTuple):
         return int((self.forward_targets == UNK_ID).sum())
 
 
+@dataclass(eq=False)
 class CorpusBatches(IterableDataset):
     """Base class of `SentenceBatches` and `StreamWindows`.
 
@@ -153,46 +155,35 @@ class CorpusBatches(IterableDataset):
         position: of the last batch of one rank, or of all ranks by `merge_positions`; `None`: the beginning.
         rank, world_size: number of this process, and number of processes that share the batches.
         survey: the sizes of the corpus, to compute `LMBatch.fraction`.
-        sizes: sizes of a batch, which a position must share.
     """
 
-    def __init__(
-        self,
-        corpus: Corpus,
-        tokenizer: ELMoTokenizer,
-        *,
-        is_split_into_words: bool,
-        seed: int = 0,
-        shuffle_buffer: int = 100_000,
-        shuffle: bool = True,
-        repeat: bool = True,
-        position: dict[str, Any] | None = None,
-        rank: int = 0,
-        world_size: int = 1,
-        survey: Survey | None = None,
-        **sizes: int,
-    ):
-        self.corpus, self.survey = corpus, survey
-        self.encoder = SentenceEncoder(tokenizer, is_split_into_words)
-        self.seed, self.shuffle_buffer = seed, shuffle_buffer
-        self.shuffle, self.repeat = shuffle, repeat
-        self.is_held_out = not (shuffle or repeat)
-        self.rank, self.world_size = rank, world_size
-        self.settings = {  # part of every position
-            "batches": type(self).__name__,
-            **sizes,
-            "seed": seed,
-            "shuffle": shuffle,
-            "shuffle_buffer": shuffle_buffer,
-            "is_split_into_words": is_split_into_words,
-            "text": corpus.order,
-            "lines": survey and survey.lines,
-            "words": survey and survey.words,
-        }
-        self.position = position
-        if position is not None:
+    SIZES: ClassVar[tuple[str, ...]]  # of a batch
+
+    corpus: Corpus
+    tokenizer: InitVar[ELMoTokenizer]
+    _: KW_ONLY
+    is_split_into_words: bool
+    seed: int = 0
+    shuffle_buffer: int = 100_000
+    shuffle: bool = True
+    repeat: bool = True
+    position: dict[str, Any] | None = None
+    rank: int = 0
+    world_size: int = 1
+    survey: Survey | None = None
+
+    def __post_init__(self, tokenizer: ELMoTokenizer):
+        self.encoder = SentenceEncoder(tokenizer, self.is_split_into_words)
+        self.is_held_out = not (self.shuffle or self.repeat)
+        self.settings: dict[str, Any] = {"batches": type(self).__name__}  # part of every position
+        for name in (*self.SIZES, "seed", "shuffle", "shuffle_buffer", "is_split_into_words"):
+            self.settings[name] = getattr(self, name)
+        self.settings["text"] = self.corpus.order
+        self.settings["lines"] = self.survey and self.survey.lines
+        self.settings["words"] = self.survey and self.survey.words
+        if self.position is not None:
             for name, now in self.settings.items():
-                self._check_position(name, position.get(name), now)
+                self._check_position(name, self.position.get(name), now)
 
     @staticmethod
     def _check_position(name: str, saved: Any, now: Any):
@@ -215,6 +206,7 @@ class CorpusBatches(IterableDataset):
         return min(1.0, lines / self.survey.lines) if self.survey else None
 
 
+@dataclass(eq=False)
 class SentenceBatches(CorpusBatches):
     """Batches of whole sentences of similar length, each `<S> w1 ... wn </S>`.
 
@@ -224,13 +216,11 @@ class SentenceBatches(CorpusBatches):
     Args:
         tokens_per_batch: maximum of rows times the longest row, including markers and padding. A longer sentence is
             cut; a held-out one is a batch of its own.
-        options: see `CorpusBatches`.
     """
 
-    def __init__(self, corpus: Corpus, tokenizer: ELMoTokenizer, tokens_per_batch: int, **options):
-        super().__init__(corpus, tokenizer, tokens_per_batch=tokens_per_batch, **options)
-        self.tokens_per_batch = tokens_per_batch
-        self.has_warned = False
+    SIZES = ("tokens_per_batch",)
+
+    tokens_per_batch: int
 
     @staticmethod
     def merge_positions(positions_by_rank: list[dict[str, Any]]) -> dict[str, Any]:
@@ -370,6 +360,7 @@ class StreamRow:
                 self.go_to(self.block, self.line + 1)
 
 
+@dataclass(eq=False)
 class StreamWindows(CorpusBatches):
     """Windows of streams, as the original trains: a row continues in the next window with the LSTM states it had.
 
@@ -385,9 +376,13 @@ class StreamWindows(CorpusBatches):
     memory. A position needs the same number of ranks; held-out text has none.
     """
 
-    def __init__(self, corpus: Corpus, tokenizer: ELMoTokenizer, rows: int, unroll_steps: int, **options):
-        super().__init__(corpus, tokenizer, rows=rows, unroll_steps=unroll_steps, **options)
-        self.rows, self.unroll_steps = rows, unroll_steps
+    SIZES = ("rows", "unroll_steps")
+
+    rows: int
+    unroll_steps: int
+
+    def __post_init__(self, tokenizer: ELMoTokenizer):
+        super().__post_init__(tokenizer)
         if self.is_held_out and self.survey is None:
             raise ValueError(
                 "A held-out stream is cut into pieces of equal length, but the size of a streamed data set is unknown. "
@@ -395,7 +390,7 @@ class StreamWindows(CorpusBatches):
             )
         self.block_lines = BLOCK_LINES
         if self.survey is not None:  # blocks of a small corpus are shorter, so that every row gets some
-            self.block_lines = min(BLOCK_LINES, max(1, self.survey.lines // (rows * self.world_size)))
+            self.block_lines = min(BLOCK_LINES, max(1, self.survey.lines // (self.rows * self.world_size)))
         if self.position is not None:
             self._check_position("world_size", len(self.position["ranks"]), self.world_size)
 

@@ -106,8 +106,10 @@ class StopSignal:
     received: int | None = None
 
     def __enter__(self) -> "StopSignal":
-        numbers = (signal.SIGTERM, signal.SIGINT) if current_thread() is main_thread() else ()
-        self.handlers = {number: signal.signal(number, self._remember) for number in numbers}
+        self.handlers: dict[signal.Signals, Any] = {}
+        if current_thread() is main_thread():
+            for number in (signal.SIGTERM, signal.SIGINT):
+                self.handlers[number] = signal.signal(number, self._remember)
         return self
 
     def __exit__(self, *_):
@@ -119,22 +121,21 @@ class StopSignal:
         self.__exit__()
 
 
+@dataclass(eq=False)
 class Pretraining:
     """A training run on the batches of this process."""
 
-    def __init__(
-        self,
-        accelerator: Accelerator,
-        arguments: PretrainingArguments,
-        model: ELMoForPreTraining,  # with the weights to start from
-        tokenizer: ELMoTokenizer,
-        corpus: Corpus,
-        corpus_args: CorpusArguments,
-        survey: Survey | None,  # of the corpus
-        held_out: Corpus | None,
-    ):
-        self.accelerator, self.arguments, self.tokenizer = accelerator, arguments, tokenizer
-        self.corpus, self.corpus_args, self.survey, self.held_out = corpus, corpus_args, survey, held_out
+    accelerator: Accelerator
+    arguments: PretrainingArguments
+    model: ELMoForPreTraining  # with the weights to start from
+    tokenizer: ELMoTokenizer
+    corpus: Corpus
+    corpus_args: CorpusArguments
+    survey: Survey | None  # of the corpus
+    held_out: Corpus | None
+
+    def __post_init__(self):
+        accelerator, arguments, model = self.accelerator, self.arguments, self.model
         self.checkpoints = Checkpoints(Path(arguments.output_dir), arguments.save_total_limit)
         self.is_sampled = model.config.softmax_type == "sampled"
         # Word vectors have dense gradients, so a softmax that shares their table has them, too.
@@ -151,10 +152,10 @@ class Pretraining:
         self.model = accelerator.prepare(model)
         self.optimizers = make_optimizers(model, arguments)
         # Exact or estimated, for the schedule and the progress bar.
-        self.num_steps = arguments.number_of_steps(corpus_args.context, survey, accelerator.num_processes)
+        self.num_steps = arguments.number_of_steps(self.corpus_args.context, self.survey, accelerator.num_processes)
         self.rate_factor = learning_rate_factor(arguments, self.num_steps)
         self.eval_steps = arguments.eval_steps or min(1000, max(50, self.num_steps // 10))
-        self.log_frequencies_V = None if survey is None else survey.log_frequencies(model.config.vocab_size)
+        self.log_frequencies_V = self.survey and self.survey.log_frequencies(model.config.vocab_size)
         self.progress = Progress()
         self._set_learning_rates()
         self.states: tuple[Tensor, Tensor] | None = None  # of the LSTMs, at the end of the last window of a stream
@@ -419,13 +420,12 @@ class Pretraining:
             )
         self.progress, self.position = Progress(**state["progress"]), state["position"]
         self.unlogged = [] if state["unlogged"] is None else [*state["unlogged"].to(self.accelerator.device)]
-        saved = zip(self.optimizers, state["optimizers"], state["parameter_names"], strict=True)
-        for optimizer, found, names in saved:
-            by_name = {names[number]: values for number, values in found["state"].items()}
-            now = enumerate(parameter_names(optimizer, self.plain_model))  # sharding changes their order
-            states = {number: by_name[name] for number, name in now if name in by_name}
-            # This run decides the learning rate and similar options.
-            load_gathered(optimizer, {"state": states, "param_groups": optimizer.state_dict()["param_groups"]})
+        for optimizer, saved, names in zip(self.optimizers, state["optimizers"], state["parameter_names"], strict=True):
+            by_name = {names[number]: values for number, values in saved["state"].items()}
+            current = optimizer.state_dict()  # this run decides the learning rate and similar options
+            names_now = enumerate(parameter_names(optimizer, self.plain_model))  # sharding changes their order
+            current["state"] = {number: by_name[name] for number, name in names_now if name in by_name}
+            load_gathered(optimizer, current)
         self._set_learning_rates()
         if state["states"] is not None:
             rows = self.arguments.per_device_train_batch_size
@@ -446,25 +446,24 @@ class Pretraining:
         self._print(
             f"Continuing {checkpoint} at step {progress.step:,} of {self.num_steps:,}, epoch {progress.epoch:.2f}."
         )
-        changes = self._changes_of_the_schedule()
         kind = self.arguments.lr_scheduler_type
+        effect, constant = f"moves the {kind} schedule", "the schedule"
+        if kind == "constant":
+            effect, constant = "changes the learning rate", "the learning rate"
+        changes = self._changes_of_the_schedule()
         if changes and (rate != rate_before or kind != "constant"):
-            is_constant = kind == "constant"
-            effect = "changes the learning rate" if is_constant else f"moves the {kind} schedule"
-            kept = "the learning rate" if is_constant else "the schedule"
             self._print(
                 f"{' and '.join(changes)}, which {effect}: the learning rate is {rate:.3g} here, and was "
-                f"{rate_before:.3g}. To keep {kept}, pass the same options."
+                f"{rate_before:.3g}. To keep {constant}, pass the same options."
             )
 
     def _changes_of_the_schedule(self) -> list[str]:
-        before: dict[str, Any] = {item.name: item.default for item in fields(self.arguments)}
-        before |= self.progress.settings or {}
-        names = [*OF_SCHEDULE]
-        if min(before["max_steps"], self.arguments.max_steps) > 0:  # they decide, not the epochs
-            names.remove("num_train_epochs")
-        now = {name: getattr(self.arguments, name) for name in names}
-        return [f"--{name} was {before[name]} and is now {now[name]}" for name in names if before[name] != now[name]]
+        now = vars(self.arguments)
+        before = {item.name: item.default for item in fields(self.arguments)} | (self.progress.settings or {})
+        names = [name for name in OF_SCHEDULE if before[name] != now[name]]
+        if min(before["max_steps"], now["max_steps"]) > 0 and "num_train_epochs" in names:
+            names.remove("num_train_epochs")  # the steps decide
+        return [f"--{name} was {before[name]} and is now {now[name]}" for name in names]
 
     def _stop(self):
         self._save()
