@@ -4,7 +4,7 @@ import os
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, fields, replace
-from itertools import chain, islice
+from itertools import accumulate, chain, islice
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
@@ -155,17 +155,22 @@ class Corpus:
         """The sentences of files that an expression such as `train[:90%]` names, in the order of the files."""
         if split == self.split:
             return self
-        counts = np.array([sum(1 for _ in self._file_sentences(file)) for file in self.files])
-        parts = split_parts(split, {self.split: int(counts.sum())}, f"{split_option} {split}")
+        counts = [sum(1 for _ in self._file_sentences(file)) for file in self.files]
+        parts = split_parts(split, {self.split: sum(counts)}, f"{split_option} {split}")
         bounds = np.array([(part.from_, part.to) for part in parts])
-        ranges = np.clip(bounds - (counts.cumsum() - counts)[:, None, None], 0, counts[:, None, None])
-        return replace(self, split=split, ranges=tuple(ranges.tolist()))
+        firsts = [0, *accumulate(counts)]  # of each file, in the whole text
+        ranges = tuple(np.clip(bounds - first, 0, num).tolist() for first, num in zip(firsts, counts, strict=False))
+        return replace(self, split=split, ranges=ranges)
 
     def __str__(self) -> str:
         if self.dataset is not None:
             return f"{self.dataset.dataset} (split {self.dataset.split})"
-        more = f" and {len(self.files) - 3} more" if len(self.files) > 3 else ""
-        return ", ".join(self.files[:3]) + more + (f" (split {self.split})" if self.ranges else "")
+        text = ", ".join(self.files[:3])
+        if len(self.files) > 3:
+            text += f" and {len(self.files) - 3} more"
+        if self.ranges:
+            text += f" (split {self.split})"
+        return text
 
     @property
     def order(self) -> str:
@@ -192,31 +197,33 @@ class Corpus:
         """
         if self.dataset is not None and self.dataset.streaming:
             return None
-        sentences, lengths, counts = Counter[int](), Counter[int](), Counter[int]()
+        longest = num_known = 0
+        lengths, counts = Counter[int](), Counter[int]()
         held_out_keys = Counter(map(_key, held_out.texts())) if held_out else Counter[int]()
-        seen: set[int] = set()
+        num_held_out = held_out_keys.total()
         check = SplitCheck(rules, split)
-        for _, text in tqdm(self.sentences(shuffle_files=False), desc="counting", unit=" lines", unit_scale=True):
+        for text in tqdm(self.texts(), desc="counting", unit=" lines", unit_scale=True):
             words = words_of(text, split)
-            sentences[len(words)] += 1
-            if held_out_keys and (key := _key(text)) in held_out_keys:
-                seen.add(key)
+            longest = max(longest, len(words))
             lengths.update(word_length(word, alphabet) for word in words)
             if ids_of is not None:
                 counts.update(ids_of(words))
+            if held_out_keys:
+                num_known += held_out_keys.pop(_key(text), 0)
             check.see(text)
         check.warn(self)
-        if seen:
+        if num_known:
             logger.warning(
-                f"{sum(held_out_keys[key] for key in seen):,} of {held_out_keys.total():,} held-out sentences occur in "
-                f"the training text {self}: the perplexity will be too low. Pass other held-out text."
+                f"{num_known:,} of {num_held_out:,} held-out sentences occur in the training text {self}: the "
+                "perplexity will be too low. Pass other held-out text."
             )
-        if (mean := lengths.total() / sentences.total()) > WORDS_OF_A_PARAGRAPH:
+        mean = lengths.total() / check.lines
+        if mean > WORDS_OF_A_PARAGRAPH:
             logger.warning(
                 f"The lines of {self} have {mean:.0f} words on average, like paragraphs. The model reads a line as a "
                 "sentence: pass --split_sentences."
             )
-        return Survey(sentences.total(), lengths.total(), max(sentences), dict(lengths), dict(counts))
+        return Survey(check.lines, lengths.total(), longest, dict(lengths), dict(counts))
 
     def texts(self) -> Iterator[SentenceText]:
         """All sentences in their order, without their places."""
@@ -233,11 +240,15 @@ class Corpus:
     def _sources(self, epoch: int, seed: int, shuffle_files: bool) -> Iterator[Iterable[SourceSentence]]:
         if self.dataset is not None:
             rows: Iterable[tuple[int, Any]] = enumerate(dataset_texts(self.dataset)[0]())
-            rows = rows if self.language is None else sentences_of(rows, self.language, are_lines=False)
+            if self.language is not None:
+                rows = sentences_of(rows, self.language, are_lines=False)
             yield as_sentences(str(self.dataset.dataset), rows)
         order = np.arange(len(self.files))
-        for number in np.random.default_rng([seed, epoch]).permutation(order) if shuffle_files else order:
-            for first, end in self.ranges[number] if self.ranges else [(0, None)]:
+        if shuffle_files:
+            order = np.random.default_rng([seed, epoch]).permutation(order)
+        for number in order:
+            ranges = self.ranges[number] if self.ranges else [(0, None)]
+            for first, end in ranges:
                 yield islice(self._file_sentences(self.files[number]), first, end)
 
     def _file_sentences(self, file: str) -> Iterator[SourceSentence]:
@@ -247,7 +258,7 @@ class Corpus:
 def as_sentences(source: str, texts: Iterable[tuple[int, Any]]) -> Iterator[SourceSentence]:
     for number, value in texts:
         if isinstance(value, str):
-            for line in value.split("\n") if "\n" in value else (value,):
+            for line in value.split("\n"):
                 if text := line.strip():
                     yield (source, number), text
         elif isinstance(value, list) and all(isinstance(word, str) for word in value):
