@@ -26,10 +26,11 @@ from modeling_elmo.kernels.torch_state import is_sharded
 from ..program.command_line import option
 
 # Defaults by optimizer. adagrad has the original's.
+COSINE: dict[str, Any] = {"lr_scheduler_type": "cosine", "warmup_steps": 0.01, "max_grad_norm": 1.0}
 DEFAULTS: dict[str, dict[str, Any]] = {
     "adagrad": {"learning_rate": 0.2, "lr_scheduler_type": "constant", "warmup_steps": 0, "max_grad_norm": 10.0},
-    "adamw": {"learning_rate": 1e-3, "lr_scheduler_type": "cosine", "warmup_steps": 0.01, "max_grad_norm": 1.0},
-    "muon": {"learning_rate": 3e-3, "lr_scheduler_type": "cosine", "warmup_steps": 0.01, "max_grad_norm": 1.0},
+    "adamw": {"learning_rate": 1e-3, **COSINE},
+    "muon": {"learning_rate": 3e-3, **COSINE},
 }
 
 COEFFICIENTS = (3.4445, -4.7750, 2.0315)  # of Jordan's polynomial, which brings singular values to 0.7 ... 1.2
@@ -107,8 +108,8 @@ def make_optimizers(model: nn.Module, arguments: OptimizationArguments) -> list[
     if arguments.optim == "adagrad":
         options: dict[str, Any] = {"initial_accumulator_value": 1.0, "eps": 0.0}
         # Two, because a sparse gradient makes Adagrad update all of its tensors one at a time.
-        parts = filter(None, [groups, sparse])
-        return [torch.optim.Adagrad(part, rate, **options) for part in parts]
+        parts: list[Any] = [groups, sparse]
+        return [torch.optim.Adagrad(part, rate, **options) for part in parts if part]
     options = {"betas": (arguments.adam_beta1, arguments.adam_beta2), "eps": arguments.adam_epsilon}
     # One pass over the weights of an accelerator.
     fused = next(model.parameters()).device.type not in ("cpu", "mps", "meta") or None
@@ -300,8 +301,8 @@ class Muon(Optimizer):
             for matrices in equal_shapes.values():
                 self._update(matrices, group["lr"], group["weight_decay"], group["momentum"])
 
-    def _update(self, matrices: list[Tensor], lr: float, weight_decay: float, momentum: float):
-        gradients = [matrix.grad for matrix in matrices if matrix.grad is not None]  # all have one
+    def _update(self, matrices: list[Any], lr: float, weight_decay: float, momentum: float):
+        gradients = [matrix.grad for matrix in matrices]
         for matrix in matrices:
             if not self.state[matrix]:
                 self.state[matrix]["momentum_buffer"] = torch.zeros_like(matrix)

@@ -67,7 +67,7 @@ class SplitCheck:
                 f"{source} is split into words already, and the tokenizer's rules, moses, split words such as 's "
                 "again, into ' and s. They make other words of raw text. Pass --is_split_into_words."
             )
-        spelled = [word for word, sign in TREEBANK_SIGNS.items() if self._has_instead(word, sign)]
+        spelled = [word for word in TREEBANK_SIGNS if self._is_instead_of_its_sign(word)]
         if spelled:
             signs = " and ".join(TREEBANK_SIGNS[word] for word in spelled)
             logger.warning(
@@ -91,8 +91,9 @@ class SplitCheck:
         """Whether the text has a word because it was split. Raw Dutch has 's, too, but no period after a space."""
         return self._is_frequent(self.lines_with[word]) and 2 * self.lines_with["."] > self.lines
 
-    def _has_instead(self, word: str, sign: str) -> bool:
-        return self._is_frequent(self.lines_with[word]) and self.lines_with[word] > self.lines_with[sign]
+    def _is_instead_of_its_sign(self, word: str) -> bool:
+        number = self.lines_with[word]
+        return self._is_frequent(number) and number > self.lines_with[TREEBANK_SIGNS[word]]
 
     def _is_frequent(self, number: int) -> bool:
         return number >= max(FEW_LINES, SMALL_SHARE * self.lines)

@@ -224,31 +224,25 @@ class RunStart:
 
 def trainings_of(name: str) -> list[dict[str, Any]]:
     """The records of the trainings of a biLM, oldest first, as far as its folder has them."""
-    path = _file_of(name, "results/pretraining.json")
+    path = cached_file(name, "results/pretraining.json", _raise_exceptions_for_missing_entries=False)
     if path is None:
         return []
-    record = read_json(path)
+    record = read_json(Path(path))
     return [*record.pop("earlier_trainings", ()), record]
 
 
 def continue_adagrad(training: Pretraining, name: str, vocabulary: str):
     """Loads the accumulators of a converted TensorFlow checkpoint, if it has them."""
-    path = _file_of(name, OPTIMIZER_STATE)
+    path = cached_file(name, OPTIMIZER_STATE, _raise_exceptions_for_missing_entries=False)
     if path is None:
         return
     if training.arguments.optim != "adagrad":
         training.accelerator.print(f"{path} is for --optim adagrad; {training.arguments.optim} begins without it.")
         return
     changed = () if vocabulary == "keep" else ("softmax.", "elmo.word_embeddings.")
-    without = load_accumulators(training.plain_model, training.optimizers, path, changed)
+    without = load_accumulators(training.plain_model, training.optimizers, Path(path), changed)
     new = f", except for {', '.join(without)}" if without else ""
     training.accelerator.print(f"Adagrad continues with the accumulators of {path}{new}.")
-
-
-def _file_of(name: str, file: str) -> Path | None:
-    """A file of a folder or of a repository on the Hub, if there is one."""
-    path = cached_file(name, file, _raise_exceptions_for_missing_entries=False)
-    return None if path is None else Path(path)
 
 
 def new_model(arguments: ModelArguments, vocabulary: Path, rules: str) -> tuple[ELMoForPreTraining, ELMoTokenizer]:
@@ -259,20 +253,26 @@ def new_model(arguments: ModelArguments, vocabulary: Path, rules: str) -> tuple[
     else:
         widths = {name: value for name, value in arguments.overrides.items() if name == "max_word_length"}
         tokenizer = ELMoTokenizer(vocabulary, pre_tokenization=rules, **widths)
-    sizes = {name: getattr(tokenizer, name) for name in ("char_vocab_size", "max_word_length")}
-    return ELMoForPreTraining(arguments.config(vocab_size=len(tokenizer), **sizes)), tokenizer
+    config = arguments.config(
+        vocab_size=len(tokenizer),
+        char_vocab_size=tokenizer.char_vocab_size,
+        max_word_length=tokenizer.max_word_length,
+    )
+    return ELMoForPreTraining(config), tokenizer
 
 
 @torch.no_grad()
 def begin_with_frequencies(model: ELMoForPreTraining, log_frequencies_V: np.ndarray):
     """Sets the biases of a new softmax, so that the model begins near the unigram of its text."""
-    bias_V, softmax = torch.from_numpy(log_frequencies_V), model.softmax
+    bias_V = torch.from_numpy(log_frequencies_V)
+    softmax = model.softmax
     if softmax.adaptive is None:
         softmax.bias.copy_(bias_V)
         return
     words_V = torch.cat([bias_V[: softmax.pad_token_id], bias_V[softmax.pad_token_id + 1 :]])
     head, *clusters = words_V.tensor_split(softmax.adaptive.cutoffs[:-1])
-    softmax.adaptive.head.bias.copy_(torch.cat([head, torch.stack([each.logsumexp(0) for each in clusters])]))
+    of_clusters = torch.stack([cluster.logsumexp(0) for cluster in clusters])
+    softmax.adaptive.head.bias.copy_(torch.cat([head, of_clusters]))
 
 
 def change_vocabulary(
@@ -283,10 +283,12 @@ def change_vocabulary(
     `words` has special words first; `keep_all` keeps the old words before them. Words that the tokenizer looks up as
     one are one.
     """
-    old, words = tokenizer.get_vocab(), [*dict.fromkeys(map(tokenizer.word_table.looked_up, words))]
+    old = tokenizer.get_vocab()
+    words = [tokenizer.word_table.looked_up(word) for word in words]
     if keep_all:
-        words = [*sorted(old, key=old.__getitem__), *(word for word in words if word not in old)]
-    tokenizer = tokenizer.with_vocabulary(words)  # it may have more words: markers that were added to the tokenizer
+        words = sorted(old, key=old.__getitem__) + words
+    # It may have more words: markers that were added to the tokenizer.
+    tokenizer = tokenizer.with_vocabulary([*dict.fromkeys(words)])
     words = list(tokenizer.convert_ids_to_tokens(range(len(tokenizer))))
     model.replace_vocabulary([old.get(word, -1) for word in words])
     return tokenizer
