@@ -4,10 +4,12 @@ After a change of a template, put there what these tests write. test_run_pretrai
 """
 
 import math
+import re
 import sys
 from pathlib import Path
 
 import pytest
+from golden import check_golden
 from huggingface_hub import ModelCard
 
 from modeling_elmo import ELMoConfig
@@ -25,7 +27,6 @@ try:
 except ImportError:
     figure = None
 
-CARDS = Path(__file__).parent / "fixtures" / "cards"
 PROTOCOL = "each sentence on its own from a zero state"
 
 
@@ -153,29 +154,34 @@ def converted(folder: Path) -> str:
 
 @pytest.mark.parametrize("make", [trained_further, word_level, lexicon_level, converted])
 def test_cards(make, tmp_path):
-    card = make(tmp_path)
-    assert card == (CARDS / f"{make.__name__}.txt").read_text(encoding="utf-8")
+    check_golden(make(tmp_path), f"cards/{make.__name__}.txt")
+
+
+OTHER_TEXT = [evaluation(0, 7000.126, predictions=5), *LOG[1:]]
+OF_PERPLEXITY = {
+    "of further training": {"base_model": "a/b"},
+    "of a new biLM": {},
+    "without an evaluation before": {"log": LOG[1:], "base_model": "someone/elmo"},
+    "of another text before": {"log": OTHER_TEXT, "base_model": "someone/elmo"},
+    "of the last step": {"published_step": 150},
+    "of one evaluation": {"log": LOG[:4]},
+    "of other weights": {"published_step": 120},
+}
 
 
 def test_conditions_of_the_perplexity(tmp_path):
-    """What was measured on another text is no comparison, and the lowest of one evaluation is no choice."""
-    assert "**250.38** (forward 312.97, backward 200.30), from 7,000.13 before" in write(tmp_path, base_model="a/b")
-    other_text = [evaluation(0, 7000.126, predictions=5), *LOG[1:]]
-    for changes in (
-        {},
-        {"log": LOG[1:], "base_model": "someone/elmo"},
-        {"log": other_text, "base_model": "someone/elmo"},
-    ):
-        assert "before the training" not in write(tmp_path, **changes)
-    assert "The perplexity is the lowest of 2 evaluations on this text, so it is slightly too low." in write(tmp_path)
-    assert "lowest" not in write(tmp_path, published_step=150) + write(tmp_path, log=LOG[:4])
+    """What was measured on another text is no comparison; the lowest of one evaluation is no choice.
 
-
-def test_the_published_step_is_told_once(tmp_path):
-    """In the sentence on the perplexity, unless other weights were evaluated."""
-    assert "weights are those of step" not in write(tmp_path)
-    card = write(tmp_path, published_step=120)
-    assert "perplexity at step 150 is" in card and "The weights are those of step 120.\n" in card
+    The published step is told once: in the sentence on the perplexity, unless other weights were evaluated.
+    """
+    shown = []
+    for name, changes in OF_PERPLEXITY.items():
+        card = write(tmp_path, **changes)
+        shown += [
+            name,
+            *(f"  {line}" for line in card.splitlines() if re.search("perplexity (at|is)|weights are", line)),
+        ]
+    check_golden("\n".join(shown) + "\n", "cards/perplexity.txt")
 
 
 def test_front_matter_names_no_folder(tmp_path, monkeypatch):

@@ -6,6 +6,7 @@ Tests of the programs that fine-tune read the cards of real runs.
 from pathlib import Path
 
 import pytest
+from golden import check_golden
 from huggingface_hub import ModelCard
 
 from modeling_elmo import ELMoConfig
@@ -13,7 +14,6 @@ from modeling_elmo.run_scripts.cards.card import CardArguments, write_card_facts
 from modeling_elmo.run_scripts.cards.head_card import write_head_card
 from modeling_elmo.run_scripts.program.files import write_json
 
-CARDS = Path(__file__).parent / "fixtures" / "cards"
 RECORD = {
     "arm": "elmo",
     "seed": 2,
@@ -72,7 +72,7 @@ def role_labeller(folder: Path) -> str:
 
 @pytest.mark.parametrize("make", [tagger, linear_tagger, classifier_of_pairs, baseline_reader, role_labeller])
 def test_cards_of_heads(make, tmp_path):
-    assert make(tmp_path) == (CARDS / f"{make.__name__}.txt").read_text(encoding="utf-8")
+    check_golden(make(tmp_path), f"cards/{make.__name__}.txt")
 
 
 def test_the_record_in_the_folder_is_the_default(tmp_path):

@@ -62,6 +62,15 @@ def write_plan(place: Path, *entries: dict) -> Path:
     return place / "plan.json"
 
 
+def planned_entities(place: Path, **changes):
+    return planned_in(place, {**ENTITIES, **changes}, place)
+
+
+def planned_in(place: Path, entry: dict, output: Path):
+    paths = {"model_name_or_path": place / "bilm", "data": place / "data", "output_dir": output}
+    return planned(entry, PaperArguments(**{name: str(path) for name, path in paths.items()}), "digest")
+
+
 def run(place: Path, *entries: dict, **options) -> list[dict]:
     paths = {"model_name_or_path": place / "bilm", "data": place / "data", "output_dir": place / "paper"}
     plan = write_plan(place, *entries)
@@ -136,8 +145,7 @@ def test_a_plan_runs_side_by_side_once_and_fails_alone(place, monkeypatch, capsy
 
 def test_each_arm_needs_its_models(place):
     """More seeds of one arm do not stand for another arm."""
-    arguments = PaperArguments(model_name_or_path=str(place / "bilm"), data=str(place / "data"), output_dir=str(place))
-    experiment = planned({**ENTITIES, "options": {**ENTITIES["options"], "seeds": 2}}, arguments, "digest")
+    experiment = planned_entities(place, options={**ENTITIES["options"], "seeds": 2})
     records = [{"arm": arm, "seed": seed} for arm in ("elmo", "baseline") for seed in range(5)]
     for number in (5, 6, 7):
         write_records(experiment.folder, experiment.settings, records[:number])
@@ -147,17 +155,15 @@ def test_each_arm_needs_its_models(place):
 
 
 def test_a_plan_of_baselines_finishes(place):
-    arguments = PaperArguments(model_name_or_path=str(place / "bilm"), data=str(place / "data"), output_dir=str(place))
-    entry = {**ENTITIES, "options": {**ENTITIES["options"], "compare_baseline": False, "use_elmo": False, "seeds": 1}}
-    experiment = planned(entry, arguments, "digest")
+    changes = {"compare_baseline": False, "use_elmo": False, "seeds": 1}
+    experiment = planned_entities(place, options={**ENTITIES["options"], **changes})
     write_records(experiment.folder, experiment.settings, [{"arm": "baseline", "seed": 42}])
     assert experiment.is_finished() and "--no_use_elmo" in experiment.commands[0]
 
 
 def test_an_option_may_have_several_files(place):
-    arguments = PaperArguments(model_name_or_path=str(place / "bilm"), data=str(place / "data"), output_dir=str(place))
     files = {"train_file": ["wnut17_train.conll", "wnut17_dev.conll"]}
-    (command,) = planned({**ENTITIES, "files": files}, arguments, "digest").commands
+    (command,) = planned_entities(place, files=files).commands
     first = command.index("--train_file") + 1
     assert command[first : first + 2] == [str(place / "data" / name) for name in files["train_file"]]
 
@@ -246,10 +252,7 @@ def test_the_shipped_plan_names_options_that_exist(place):
         for file in entry["files"].values():
             (place / "data" / file).parent.mkdir(parents=True, exist_ok=True)
             (place / "data" / file).touch()
-        arguments = PaperArguments(
-            model_name_or_path=str(place / "bilm"), data=str(place / "data"), output_dir=str(output)
-        )
-        experiment = planned(entry, arguments, "digest")
+        experiment = planned_in(place, entry, output)
         assert len(experiment.commands) == entry.get("folds", 1)
         for command in experiment.commands:
             check_command(command[command.index("-m") + 2 :], entry, experiment, output)
