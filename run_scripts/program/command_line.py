@@ -109,8 +109,9 @@ class StoreAll(Action):
 
     def __call__(self, parser, namespace, values, option_string=None):
         before = getattr(namespace, self.dest)
-        is_repeated = isinstance(values, list) and before is not self.default
-        setattr(namespace, self.dest, [*before, *values] if is_repeated else values)
+        if isinstance(values, list) and before is not self.default:
+            values = [*before, *values]
+        setattr(namespace, self.dest, values)
 
 
 class ProgramParser(HfArgumentParser):
@@ -125,12 +126,16 @@ class ProgramParser(HfArgumentParser):
         self.titles: dict[str, str] = {}
         self.is_help_long = False
         for base in chain.from_iterable(reversed(group.__mro__) for group in self.dataclass_types):
-            if is_dataclass(base) and isinstance(base, type):
-                is_trainer = base.__module__.startswith("transformers.")
-                title = TRAINER_OPTIONS if is_trainer else vars(base).get("_argument_group_name", "options")
-                names = [*get_annotations(base), *vars(base).get("_shown_options", "").split()]
-                self.titles |= dict.fromkeys(names, title)
-                texts |= {item.name: item.metadata["help"] for item in fields(base) if "help" in item.metadata}
+            if not is_dataclass(base):
+                continue
+            title = vars(base).get("_argument_group_name", "options")
+            if base.__module__.startswith("transformers."):
+                title = TRAINER_OPTIONS
+            shown = vars(base).get("_shown_options", "").split()
+            self.titles |= dict.fromkeys([*get_annotations(base), *shown], title)
+            for item in fields(base):
+                if "help" in item.metadata:
+                    texts[item.name] = item.metadata["help"]
         for action in self._actions:
             action.help = action.help or texts.get(action.dest)  # of a base class, if only the default is changed
             if action.choices is not None and len(list(action.choices)) > MOST_CHOICES:
@@ -145,7 +150,8 @@ class ProgramParser(HfArgumentParser):
         arguments = sys.argv[1:] if arguments is None else arguments
         refuse_names_not_utf8(arguments)
         if "--help_all" in arguments:
-            self.is_help_long, arguments = True, ["--help"]
+            self.is_help_long = True
+            arguments = ["--help"]
         namespace, unknown = self.parse_known_args(arguments)
         if unknown:
             known = [name for action in self._actions for name in action.option_strings]
@@ -158,11 +164,12 @@ class ProgramParser(HfArgumentParser):
             if isinstance(value, (int, float)) and not is_within(value):
                 raise ValueError(f"--{name} {value}: pass {allowed}.")
         refuse_replaced_inputs(options)
-        parsed = [
-            self._group(group, {item.name: options.pop(item.name) for item in fields(group) if item.init})
-            for group in self.dataclass_types
-        ]
-        parsed += [namespace] if options else []
+        parsed = []
+        for group in self.dataclass_types:
+            names = [item.name for item in fields(group) if item.init]
+            parsed.append(self._group(group, {name: options.pop(name) for name in names}))
+        if options:
+            parsed.append(namespace)
         return parsed[0] if len(parsed) == 1 else tuple(parsed)
 
     def _group(self, group: type, options: dict[str, Any]) -> Any:
@@ -174,8 +181,9 @@ class ProgramParser(HfArgumentParser):
                 raise
             causes = []
             for name, value in options.items():
-                with suppress(Exception):
-                    if value != (default := self.get_default(name)):
+                default = self.get_default(name)
+                if value != default:
+                    with suppress(Exception):
                         group(**{**options, name: default})
                         causes.append(f"--{name} {value}")
             if not causes:
@@ -216,9 +224,11 @@ class ProgramParser(HfArgumentParser):
         sections: dict[str, list[Action]] = {}
         for action in sorted(self._actions, key=lambda action: not action.required):
             is_negation = action.nargs == 0 and action.const is False  # shown beside the option itself
-            if action.dest != "help" and not is_negation:
-                title = self.titles.get(action.dest, "options" if action.option_strings else "arguments")
-                sections.setdefault(title, []).append(action)
+            if action.dest == "help" or is_negation:
+                continue
+            default_title = "options" if action.option_strings else "arguments"
+            title = self.titles.get(action.dest, default_title)
+            sections.setdefault(title, []).append(action)
         return dict(sorted(sections.items(), key=lambda section: ranks.get(section[0], 2)))
 
 
@@ -226,16 +236,23 @@ def refuse_unread(arguments: Any, options: Iterable[str], reason: str):
     """Refuses options of a group that differ from their defaults, although the program does not read them."""
     defaults = {item.name: item.default for item in fields(arguments)}
     for name in options:
-        if name in defaults and (value := getattr(arguments, name)) != defaults[name]:
-            raise ValueError(f"--{name}{'' if value is True else f' {value}'} has no effect {reason}")
+        if name not in defaults:
+            continue
+        value = getattr(arguments, name)
+        if value != defaults[name]:
+            given = f"--{name}" if value is True else f"--{name} {value}"
+            raise ValueError(f"{given} has no effect {reason}")
 
 
 def refuse_replaced_inputs(options: Mapping[str, Any]):
     """Refuses an output that is an input, whatever its path: a link, another spelling, part of a pattern or folder."""
-    for output in [name for name in OUTPUT_OPTIONS if options.get(name)]:
+    for output in OUTPUT_OPTIONS:
+        if not options.get(output):
+            continue
         target = Path(options[output])
         replaced = [path for path in (target, target / "vocab.txt") if path.exists()]  # a training writes the second
-        if target.is_file() and not (target.suffix == ".json" and target.name not in JSON_OF_MODELS):
+        is_result = target.suffix == ".json" and target.name not in JSON_OF_MODELS
+        if target.is_file() and not is_result:
             replaced += target.resolve().parents
         for pattern in _inputs_of(options) if replaced else []:
             inputs = [path for path in map(Path, (pattern, *glob(pattern, recursive=True))) if path.exists()]
@@ -247,7 +264,10 @@ def _inputs_of(options: Mapping[str, Any]) -> Iterator[str]:
     """The paths and patterns of all options that name what a program reads."""
     for name in INPUT_OPTIONS:
         value = options.get(name) or []
-        yield from [value] if isinstance(value, str) else value
+        if isinstance(value, str):
+            yield value
+        else:
+            yield from value
 
 
 def refuse_names_not_utf8(names: Iterable[str]):

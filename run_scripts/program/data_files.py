@@ -68,15 +68,17 @@ def column_rows(
     if word_column is None:
         sentences = _with_words_first(path, sentences, "--word_column", least=3)  # words, tags and others
     for sentence in sentences:
-        tokens, tags = [fields[word] for _, fields in sentence], [fields[tag].strip() for _, fields in sentence]
+        tokens = [fields[word] for _, fields in sentence]
+        tags = [fields[tag].strip() for _, fields in sentence]
         locations = [f"{path}, line {number}" for number, _ in sentence]
         yield locations, {tokens_column: tokens, tags_column or DEFAULT_TAGS: tags}
 
 
 def _sentence_lines(path: Path, comments: list[str], least: int) -> Iterator[list[tuple[int, list[str]]]]:
     """Number and fields of the line of each word, by sentence."""
-    is_conllu, width = format_suffix(path) == ".conllu", 0
-    prefixes = (*comments, *("#" if is_conllu else ""))
+    is_conllu = format_suffix(path) == ".conllu"
+    prefixes = (*comments, "#") if is_conllu else tuple(comments)
+    width = 0
     sentence: list[tuple[int, list[str]]] = []
     for number, line, fields in chain(column_lines(path), [(0, "", [])]):
         if line.startswith(prefixes):
@@ -110,16 +112,16 @@ def _with_words_first(
 ) -> Iterator[list[tuple[int, list[str]]]]:
     """The same sentences, if the first of `least` columns or more may have their words; `option` names another."""
     start = list(islice(sentences, JUDGED_SENTENCES))
+    if not start or format_suffix(path) == ".conllu":
+        return chain(start, sentences)
+    number, fields = start[0][0]
     cells = [[fields for _, fields in sentence] for sentence in start]
     reason = None
-    if start and format_suffix(path) != ".conllu":
-        width = len(start[0][0][1])
-        if width >= least:
-            reason = not_words(cells)
-        if reason is None and width > 1:
-            reason = has_tags(cells)
+    if len(fields) >= least:
+        reason = not_words(cells)
+    if reason is None and len(fields) > 1:
+        reason = has_tags(cells)
     if reason is not None:
-        number, fields = start[0][0]
         columns = ", ".join(f"{column}: {cell!r:.30}" for column, cell in enumerate(fields, 1))
         advice = f"Pass {option} with the number of the column of the words (1 if it is the first)"
         advice += ", and --tags_column" if option == "--word_column" else ""
@@ -129,14 +131,19 @@ def _with_words_first(
 
 def not_words(sentences: list[list[list[str]]]) -> str | None:
     """Why the first column of sentences, each a list of rows of cells, cannot have their words; `None` if it may."""
-    words = [[row for row in rows if not RANGE_OR_EMPTY_NODE.fullmatch(row[0])] for rows in sentences]
-    several = [rows for rows in words if len(rows) > 1]
-    firsts = [[row[0] for row in rows] for rows in several]
-    if firsts and all(map(_count_up, firsts)):
+    several = []
+    for sentence in sentences:
+        words = [row for row in sentence if not RANGE_OR_EMPTY_NODE.fullmatch(row[0])]
+        if len(words) > 1:
+            several.append(words)
+    if not several:
+        return None
+    firsts = [[row[0] for row in words] for words in several]
+    if all(map(_count_up, firsts)):
         return "counts the words of each sentence"
-    rows = [*chain.from_iterable(several)]
-    distinct = [len({row[column] for row in rows}) for column in range(min(map(len, rows), default=0))]
-    has_one_name = all(len({*column}) == 1 for column in firsts)
+    rows = list(chain.from_iterable(several))
+    distinct = [len(set(column)) for column in zip(*rows, strict=False)]
+    has_one_name = all(len(set(cells)) == 1 for cells in firsts)
     if has_one_name and len(rows) > 2 and max(distinct) > distinct[0]:
         return f"repeats {firsts[0][0]!r:.60} in all words of a sentence"
     return None
@@ -154,20 +161,29 @@ def _count_up(cells: list[str]) -> bool:
 
 def has_tags(sentences: list[list[list[str]]]) -> str | None:
     """Why the first column of sentences has tags, and not words; `None` if it may have words."""
-    first, last = ({row[column] for rows in sentences for row in rows} for column in (0, -1))
-    are_tags = [all(map(TAG.fullmatch, cells)) and cells > {"O"} for cells in (first, last)]
-    return f"has tags ({', '.join(sorted(first)):.60})" if are_tags == [True, False] else None
+    rows = list(chain.from_iterable(sentences))
+    first = {row[0] for row in rows}
+    last = {row[-1] for row in rows}
+    if _are_tags(first) and not _are_tags(last):
+        return f"has tags ({', '.join(sorted(first)):.60})"
+    return None
+
+
+def _are_tags(cells: set[str]) -> bool:
+    return cells > {"O"} and all(map(TAG.fullmatch, cells))
 
 
 def _column_indexes(path: Path, word: int | None, tag: str | None) -> tuple[int, int]:
     """Indexes of the word and of the tag; -1 is the last column."""
     names: Sequence[str] = ()
-    first, last = 1, None
     if format_suffix(path) == ".conllu":
-        names, first, last = CONLLU_COLUMNS, 2, "upos"
-    word = first if word is None else word
-    tag = tag or last
-    number = 0 if tag is None else _column_number(tag, names) or 0
+        names = CONLLU_COLUMNS
+        word = 2 if word is None else word
+        tag = tag or "upos"
+    word = 1 if word is None else word
+    number = 0
+    if tag is not None:
+        number = _column_number(tag, names) or 0
     if word < 1 or (number < 1 and tag is not None):
         known = ", ".join(["1, 2, ...", *names])
         raise ValueError(f"{path} has no such column: --word_column {word}, --tags_column {tag}; pass {known}.")
@@ -196,7 +212,9 @@ def table_rows(path: Path, column_names: list[str]) -> Iterator[LocatedRow]:
 
 def _numbered_rows(path: Path, column_names: list[str]) -> Iterator[tuple[int, dict[str, str]]]:
     rows = _numbered_cells(path)
-    first, names = (0, column_names) if column_names else next((row for row in rows if row[1]), (0, []))
+    names = column_names
+    if not names:
+        _, names = next((row for row in rows if row[1]), (0, []))
     if len(names) == 1 and (sign := re.search(r"[;|\t]", names[0])):
         separated = f"its columns seem to be separated by {sign[0]!r}. Write commas (.csv) or tabs (.tsv)"
         raise ValueError(f"{path} begins with {names[0]!r:.80}: {separated}.")
@@ -228,7 +246,8 @@ def _numbered_cells(path: Path) -> Iterator[tuple[int, list[str]]]:
             yield number, cells if row else []
         return
     csv.field_size_limit(LONGEST_CELL)
-    reader, number = csv.reader((f"{line}\n" for _, line in lines), strict=True), 1
+    reader = csv.reader((f"{line}\n" for _, line in lines), strict=True)
+    number = 1
     try:
         for cells in reader:
             yield number, cells
@@ -249,7 +268,8 @@ def quotes_of_cells(path: Path, lines_are_rows: bool = False) -> str | None:
     Args:
         lines_are_rows: whether no cell can have a line feed. It cannot if all lines have equally many tabs, either.
     """
-    tabs, has_quotes = set(), False
+    tabs = set()
+    has_quotes = False
     for _, line in numbered_lines(path):
         if line:
             tabs.add(line.count("\t"))
@@ -272,7 +292,9 @@ def _reason_for_quotes(path: Path, quote: str, lines_are_rows: bool) -> str | No
     is_quoted = re.compile(QUOTED_CELLS[quote]).fullmatch
     needs_quotes = re.compile(f"{re.escape(quote)}|[\t\n]").search
     lines = numbered_lines(path)
-    example, are_all_quoted, widths = None, True, set()
+    example = None
+    are_all_quoted = True
+    widths = set()
     for number, row in lines if lines_are_rows else joined_lines(lines, quote):
         if not row or (lines_are_rows and "\t" not in row):
             continue
@@ -294,9 +316,12 @@ def _reason_for_quotes(path: Path, quote: str, lines_are_rows: bool) -> str | No
 
 def joined_lines(lines: Iterable[tuple[int, str]], quote: str) -> Iterator[tuple[int, str]]:
     """The rows of a table with quoted cells, which may have line feeds, each with the number of its first line."""
-    first, parts, is_open = 0, [], False
+    first = 0
+    parts: list[str] = []
+    is_open = False
     for number, line in lines:
-        first = first if parts else number
+        if not parts:
+            first = number
         parts.append(line)
         is_open ^= line.replace(quote, "").count('"') % 2 == 1
         if not is_open:
@@ -313,15 +338,21 @@ def unquoted_cells(row: str, quote: str) -> list[str]:
 
 def json_rows(path: Path) -> Iterator[LocatedRow]:
     """Objects of JSON lines. A `.json` file may also be a list of objects, or an object with this list as `data`."""
-    if format_suffix(path) == ".jsonl" or _begins_with_row(path):
-        lines = ((f"{path}, line {number}", line) for number, line in numbered_lines(path) if line.strip())
-        rows = ((location, _parsed_row(line, location)) for location, line in lines)
-    else:
-        rows = ((f"{path}, element {number}", row) for number, row in enumerate(_json_list(path), 1))
-    for location, row in rows:
+    for location, row in _json_values(path):
         if not isinstance(row, dict):
             raise ValueError(f"{location} is {row!r:.80}; each row must be a JSON object, with a key for each column.")
         yield location, row
+
+
+def _json_values(path: Path) -> Iterator[tuple[str, Any]]:
+    if format_suffix(path) == ".jsonl" or _begins_with_row(path):
+        for number, line in numbered_lines(path):
+            if line.strip():
+                location = f"{path}, line {number}"
+                yield location, _parsed_row(line, location)
+    else:
+        for number, row in enumerate(_json_list(path), 1):
+            yield f"{path}, element {number}", row
 
 
 def _parsed_row(text: str, location: str) -> Any:
@@ -336,8 +367,9 @@ def _parsed_row(text: str, location: str) -> Any:
 
 
 def _begins_with_row(path: Path) -> bool:
+    first = next((line for _, line in numbered_lines(path) if line.strip()), "")
     try:
-        row = parse_json(next((line for _, line in numbered_lines(path) if line.strip()), ""), path)
+        row = parse_json(first, path)
     except ValueError:
         return False
     return isinstance(row, dict) and not isinstance(row.get("data"), list)
@@ -418,7 +450,8 @@ def files_of(patterns: Sequence[str]) -> list[str]:
     files = list(dict.fromkeys(chain.from_iterable(map(find_files, patterns))))
     places: dict[str, str] = {}
     for file in files:
-        if (other := places.setdefault(os.path.realpath(file), file)) != file:
+        other = places.setdefault(os.path.realpath(file), file)
+        if other != file:
             raise ValueError(f"{other} and {file} are the same file; pass it once.")
     return files
 
@@ -436,9 +469,10 @@ def find_files(pattern: str) -> list[str]:
             f"{pattern}: no file found. Pass files, patterns such as 'train/*.txt.gz', or folders with files that end "
             f"in {', '.join(TEXT_SUFFIXES)}, also with .gz or .zst."
         )
-    if arrays := [file for file in files if format_suffix(Path(file)) == ".json"]:
-        raise ValueError(
-            f"{arrays[0]}: text is read from .txt, and from .jsonl with a record per line. Convert or rename the file."
-        )
+    for file in files:
+        if format_suffix(Path(file)) == ".json":
+            raise ValueError(
+                f"{file}: text is read from .txt, and from .jsonl with a record per line. Convert or rename the file."
+            )
     refuse_names_not_utf8(files)
     return files

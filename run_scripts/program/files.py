@@ -34,7 +34,9 @@ def check_output(output: Path | str | None, suffix: str = ""):
     if path.is_dir():
         raise IsADirectoryError(f"--output {path} is a folder; pass the name of a file, such as {path / 'a.json'}.")
     is_replaced = path.is_file() or not path.exists()
-    place = next(folder for folder in path.absolute().parents if folder.exists()) if is_replaced else path
+    place = path
+    if is_replaced:
+        place = next(folder for folder in path.absolute().parents if folder.exists())
     if path.is_socket() or place.is_dir() != is_replaced or not os.access(place, os.W_OK):
         raise PermissionError(f"--output {path} cannot be written: {place} cannot. Pass another file.")
 
@@ -109,7 +111,8 @@ def _object_of_pairs(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 def parse_json_object(text: str, source: str) -> dict[str, Any]:
     """The same for a text that must be an object."""
-    if not isinstance(value := parse_json(text, source), dict):
+    value = parse_json(text, source)
+    if not isinstance(value, dict):
         raise ValueError(f'{source} is not a JSON object; pass {{"name": value, ...}}.')
     return value
 
