@@ -258,14 +258,16 @@ class SentenceBatches(CorpusBatches):
         num_lines = len(sentences)
         lengths_N = self._max_lengths(sentences)
         if not self.is_held_out and lengths_N.max() > self.tokens_per_batch:
-            sentences = list(chain.from_iterable(map(self._cut, sentences, lengths_N)))
+            pieces = map(self._cut, sentences, lengths_N)
+            sentences = list(chain.from_iterable(pieces))
             lengths_N = self._max_lengths(sentences)
         order_N = self._shuffled(sentences, self.seed, epoch, buffer)
         order_N = order_N[np.argsort(lengths_N[order_N], kind="stable")]
         batches = list(self._filled(order_N, lengths_N))
         for done, number in enumerate(self._shuffled(batches, self.seed, epoch, buffer, 1), 1):
+            batch = [sentences[i] for i in batches[number]]
             position = {"epoch": epoch, "buffer": buffer, "batch": done}
-            yield [sentences[i] for i in batches[number]], position, lines_before + num_lines * done / len(batches)
+            yield batch, position, lines_before + num_lines * done / len(batches)
 
     def _filled(self, order_N: np.ndarray, lengths_N: np.ndarray) -> Iterator[np.ndarray]:
         """The numbers of the sentences of each batch, from the longest ones, which are last in the order, on."""

@@ -11,7 +11,6 @@ import time
 from collections.abc import Iterator
 from contextlib import nullcontext
 from dataclasses import asdict, dataclass, fields
-from itertools import chain
 from pathlib import Path
 from threading import current_thread, main_thread
 from typing import Any
@@ -38,10 +37,10 @@ from .optimization import (
     clip_gradients,
     gathered,
     learning_rate_factor,
-    load_gathered,
     make_optimizers,
     parameter_names,
     reduce_sparse_gradients,
+    restore_optimizer,
 )
 
 OF_SCHEDULE = ("max_steps", "num_train_epochs", "learning_rate", "lr_scheduler_type", "warmup_steps", "decay_steps")
@@ -223,7 +222,7 @@ class Pretraining:
                 break
             if is_checkpoint_due:  # not before it is known that another step follows: the last evaluation belongs to it
                 self._save()
-            self._step(group, predictions, epochs / processes)
+            self._step(group, int(predictions), epochs / processes)
             bar.update()
             is_checkpoint_due = self._after_step(bar)
             if stop:
@@ -250,7 +249,7 @@ class Pretraining:
 
         fully_shard(self.plain_model.softmax)
 
-    def _step(self, group: list[LMBatch], predictions: float, epoch: float):
+    def _step(self, group: list[LMBatch], predictions: int, epoch: float):
         """A step on the batches of a group, which have `predictions` forward predictions on all processes."""
         arguments, number = self.arguments, self.progress.step
         candidates = None
@@ -267,9 +266,9 @@ class Pretraining:
             optimizer.step()
             optimizer.zero_grad()
         self.position = group[-1].position
-        self.predictions_since_log += int(predictions)
+        self.predictions_since_log += predictions
         self.progress.step += 1
-        self.progress.predictions += int(predictions)
+        self.progress.predictions += predictions
         self.progress.epoch = epoch
         self._set_learning_rates()
         self.unlogged.append(torch.cat([torch.stack(losses).sum(0), norm[None]]))
@@ -280,8 +279,9 @@ class Pretraining:
         if arguments.max_steps <= 0:
             done = self.num_steps * min(1.0, self.progress.epoch / arguments.num_train_epochs)
         assert arguments.learning_rate is not None  # the options set a default
-        for group in chain.from_iterable(optimizer.param_groups for optimizer in self.optimizers):
-            group["lr"] = arguments.learning_rate * self.rate_factor(done)
+        for optimizer in self.optimizers:
+            for group in optimizer.param_groups:
+                group["lr"] = arguments.learning_rate * self.rate_factor(done)
 
     def _backward(self, batch: LMBatch, num_items: float, candidates, is_last: bool) -> Tensor:
         """Adds the gradient of a batch. Returns its losses `(3,)`: joint, forward, backward."""
@@ -420,12 +420,8 @@ class Pretraining:
             )
         self.progress, self.position = Progress(**state["progress"]), state["position"]
         self.unlogged = [] if state["unlogged"] is None else [*state["unlogged"].to(self.accelerator.device)]
-        for optimizer, saved, names in zip(self.optimizers, state["optimizers"], state["parameter_names"], strict=True):
-            by_name = {names[number]: values for number, values in saved["state"].items()}
-            current = optimizer.state_dict()  # this run decides the learning rate and similar options
-            names_now = enumerate(parameter_names(optimizer, self.plain_model))  # sharding changes their order
-            current["state"] = {number: by_name[name] for number, name in names_now if name in by_name}
-            load_gathered(optimizer, current)
+        for optimizer, *saved in zip(self.optimizers, state["optimizers"], state["parameter_names"], strict=True):
+            restore_optimizer(optimizer, self.plain_model, *saved)
         self._set_learning_rates()
         if state["states"] is not None:
             rows = self.arguments.per_device_train_batch_size

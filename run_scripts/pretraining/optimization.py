@@ -194,6 +194,15 @@ def gathered(state: Any) -> Any:
     return tree_map(lambda value: value.full_tensor() if is_sharded(value) else value, state)
 
 
+def restore_optimizer(optimizer: Optimizer, model: nn.Module, saved: dict[str, Any], saved_names: list[str]):
+    """Loads a state whose parameters may have another order. Its options, such as the learning rate, stay."""
+    values_of = {saved_names[number]: values for number, values in saved["state"].items()}
+    state = optimizer.state_dict()
+    names = enumerate(parameter_names(optimizer, model))
+    state["state"] = {number: values_of[name] for number, name in names if name in values_of}
+    load_gathered(optimizer, state)
+
+
 def load_gathered(optimizer: Optimizer, state: dict[str, Any]):
     """Loads a state that `gathered` returned; each process takes its shards."""
     parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
