@@ -9,7 +9,6 @@ from modeling_elmo.run_scripts.cards.card import (
     EXAMPLES,
     CardArguments,
     card_templates,
-    hub_name,
     read_result,
     without_folders,
     write_card,
@@ -118,11 +117,6 @@ def test_records_do_not_show_folders():
     record["f"] = ["~/x", "file:///home/someone/x"]
     expected = {"a": "x.txt", "b": ["y", "z/w", 3], "c": {"d": "/", "e": "x"}, "f": ["x", "x"]}
     assert without_folders(record) == expected
-
-
-def test_only_names_of_the_hub_are_named_there():
-    assert hub_name("someone/elmo") == "someone/elmo"
-    assert {hub_name(name) for name in (None, ".", "../gone/elmo", "runs/a/b")} == {None}
 
 
 def test_values_in_markdown():

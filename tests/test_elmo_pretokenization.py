@@ -221,11 +221,3 @@ def test_long_chunks_of_many_words_are_cut_with_few_copies():
     assert [chunk[start:end] for start, end in places] == words("moses", chunk)
     assert _cut(CountingText(chunk), places) == words("moses", chunk)
     assert CountingText.num_copied < 40 * len(chunk)  # 5000 times the length with a copy for each word
-
-
-def test_added_tokens_are_words():
-    text = "[E1] Mr. Lee[/E1], of New York E_2; no E_2x[E1]s"
-    splitter = TextSplitter("moses", ["[E1]", "[/E1]", "New York", "E_2", "[E1]s"])
-    expected = "[E1] Mr. Lee [/E1] , of New_York E_2 ; no E _ 2x [E1]s"
-    assert splitter.words(text) == [word.replace("New_York", "New York") for word in expected.split()]
-    assert TextSplitter("whitespace", ["[E1]"]).words("a[E1]b [E1") == ["a", "[E1]", "b", "[E1"]

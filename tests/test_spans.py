@@ -14,8 +14,6 @@ from modeling_elmo.heads.spans import (
     RankedSpans,
     SpanRanker,
     SplitScorer,
-    best_spans,
-    candidate_spans,
     nearest_antecedents,
     predicted_clusters,
 )
@@ -150,18 +148,6 @@ def test_spans_scores_and_losses_are_those_of_the_papers(lengths, options):
 
 
 # Parts
-
-
-@pytest.mark.parametrize("count", [1, 7, 19])
-def test_the_best_spans_do_not_cross(count):
-    generator = torch.Generator().manual_seed(count)
-    first, last = candidate_spans(torch.tensor([0] * 7 + [1] * 5), 5)
-    scores = torch.randint(12, first.shape, generator=generator).float()  # with ties: the earlier span first
-    spans, kept = [*zip(first.tolist(), last.tolist(), strict=True)], []
-    for number in sorted(range(len(spans)), key=lambda number: (-scores[number], number)):
-        if len(kept) < count and not any(crosses(spans[number], spans[other]) for other in kept):
-            kept.append(number)
-    assert best_spans(scores, first, last, count).tolist() == sorted(kept)
 
 
 @pytest.mark.parametrize(
