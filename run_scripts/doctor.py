@@ -47,7 +47,8 @@ def main(arguments: list[str] | None = None) -> None:
 def machine_facts() -> dict[str, dict[str, str]]:
     """Facts by section and name. The kernels are those of a linear layer; `kernels/plan.py` describes them."""
     obstacles = {"bfloat16": bfloat16_obstacle(), "8 bits": int8_obstacle()}
-    layer, inputs = nn.Linear(16, 16), torch.zeros(2, 16)
+    layer = nn.Linear(16, 16)
+    inputs = torch.zeros(2, 16)
     with torch.no_grad():
         vectors = make_plan([layer], inputs).kernel
     with torch.autocast("cpu", torch.bfloat16, enabled=not obstacles["bfloat16"]):  # as the programs do
@@ -56,7 +57,7 @@ def machine_facts() -> dict[str, dict[str, str]]:
         "Versions": {
             "modeling-elmo": f"{modeling_elmo.__version__}, in {os.path.dirname(str(modeling_elmo.__file__))}",
             "python": f"{platform.python_version()}, {platform.platform()}",
-            **{name: next((each.version for each in distributions(name=name)), "missing") for name in PACKAGES},
+            **{name: installed_version(name) for name in PACKAGES},
         },
         "Processor": {
             "name": f"{processor_name()}, {os.cpu_count()} cores; torch uses {torch.get_num_threads()} threads",
@@ -69,6 +70,12 @@ def machine_facts() -> dict[str, dict[str, str]]:
             "training, --bf16": bf16,
         },
     }
+
+
+def installed_version(package: str) -> str:
+    for distribution in distributions(name=package):
+        return distribution.version
+    return "missing"
 
 
 def check_folder(folder: Path):

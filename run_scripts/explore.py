@@ -117,8 +117,9 @@ def write_space(
     hub = "".join(f"- {name}\n" for name in models if name not in local)
     names = ", ".join(local[name].name if name in local else name for name in models)
     card = README.format(gradio=version("gradio"), models=hub and f"models:\n{hub}", names=names)
+    places = [f"str(HERE / {local[name].name!r})" if name in local else repr(name) for name in models]
     program = APP.format(
-        models=", ".join(f"str(HERE / {local[name].name!r})" if name in local else repr(name) for name in models),
+        models=", ".join(places),
         corpus=", ".join(f"str(HERE / {text.name!r})" for text in texts),
         trust_remote_code=trust_remote_code,
         split_sentences=repr(split_sentences),

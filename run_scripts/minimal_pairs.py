@@ -16,7 +16,7 @@ import numpy as np
 from tqdm.auto import tqdm
 from transformers import AutoModelForPreTraining
 
-from modeling_elmo.prediction import score_texts
+from modeling_elmo.prediction import WordScore, score_texts
 from modeling_elmo.run_scripts.cards.tables import markdown_table
 from modeling_elmo.run_scripts.program.command_line import ProgramParser, option, run
 from modeling_elmo.run_scripts.program.data_files import ROW_READERS, format_suffix
@@ -40,26 +40,38 @@ def main(arguments: list[str] | None = None) -> dict[str, dict[str, float]]:
     parser.add_argument("pairs", metavar="TABLE", help="Table with the pairs: .tsv, .csv or .jsonl, also .gz or .zst.")
     parsed, positional = parser.parse(arguments)
     check_output(parsed.output)
-    groups, parts = read_pairs(Path(positional.pairs), parsed.group_column), {}
+    groups = read_pairs(Path(positional.pairs), parsed.group_column)
     model, tokenizer = load_model_and_tokenizer(parsed.model, auto_class=AutoModelForPreTraining)
+    wins = {}
+    unknown = {}
     for name, texts in tqdm(groups.items(), unit=" groups", desc="scoring"):
         scores = score_texts(model, tokenizer, texts)
-        each = [[(word.forward or 0, word.backward or 0) for word in words] for words in scores]
-        sums = np.array([np.sum(words, 0) for words in each])
-        good, bad = np.c_[sums, sums.sum(1)].reshape(-1, 2, 3).swapaxes(0, 1)
+        wins[name] = good_wins(scores)
         ids, _ = tokenizer.encode_words([word.word for words in scores for word in words[1:-1]])
-        parts[name] = good > bad, ids == tokenizer.unk_token_id
-    all_wins, all_unknown = zip(*parts.values(), strict=True)
-    parts[ALL] = np.concatenate(all_wins), np.concatenate(all_unknown)
-    found = {
-        name: {"pairs": len(wins), **dict(zip(SHARES, [*wins.mean(0).tolist(), float(unknown.mean())], strict=True))}
-        for name, (wins, unknown) in parts.items()
-    }
-    rows = [[name, f"{each['pairs']:,}", *(f"{each[share]:.1%}" for share in SHARES)] for name, each in found.items()]
-    print(markdown_table([[parsed.group_column, "pairs", *SHARES], *rows]))
+        unknown[name] = ids == tokenizer.unk_token_id
+    wins[ALL] = np.concatenate(list(wins.values()))
+    unknown[ALL] = np.concatenate(list(unknown.values()))
+    results = {}
+    rows = [[parsed.group_column, "pairs", *SHARES]]
+    for name in wins:
+        shares = [*wins[name].mean(0).tolist(), float(unknown[name].mean())]
+        results[name] = {"pairs": len(wins[name]), **dict(zip(SHARES, shares, strict=True))}
+        rows.append([name, f"{len(wins[name]):,}", *(f"{share:.1%}" for share in shares)])
+    print(markdown_table(rows))
     if parsed.output:
-        write_json(Path(parsed.output), found)
-    return found
+        write_json(Path(parsed.output), results)
+    return results
+
+
+def good_wins(scores: list[list[WordScore]]) -> np.ndarray:
+    """Whether each good sentence has the higher score: forward, backward, and in both. Shape: (pairs, 3)."""
+    sums = []
+    for words in scores:
+        forward = sum(word.forward or 0 for word in words)
+        backward = sum(word.backward or 0 for word in words)
+        sums.append([forward, backward, forward + backward])
+    good, bad = np.array(sums).reshape(-1, 2, 3).swapaxes(0, 1)
+    return good > bad
 
 
 def read_pairs(path: Path, group_column: str) -> dict[str, list[str]]:

@@ -45,28 +45,30 @@ def main(arguments: list[str] | None = None) -> dict[str, Any]:
     files = {split: getattr(data_arguments, f"{split}_file") or split for split in words}
     if parsed.write_sentences:
         return write_sentences(parsed.write_sentences, files, words)
-    if len(known := set(chain.from_iterable(tags["train"]))) < 2:
+    known = set(chain.from_iterable(tags["train"]))
+    if len(known) < 2:
         raise ValueError(f"{files['train']} has only the tag {known.pop()!r}; a probe needs two. Pass more text.")
     predicted = {"most frequent tag": most_frequent_tags(words, tags)}
     for source in layer_sources(parsed, files):
-        layers = {  # `(layers, words, width)` of all words of a split
-            split: np.concatenate([np.asarray(each, np.float32) for each in source.read(sentences, files[split])], 1)
-            for split, sentences in words.items()
-        }
+        layers = {}  # `(layers, words, width)` of all words of a split
+        for split, sentences in words.items():
+            vectors = [np.asarray(vectors, np.float32) for vectors in source.read(sentences, files[split])]
+            layers[split] = np.concatenate(vectors, 1)
         names = source.names(len(layers["train"]))
         for number, name in enumerate(tqdm(names, desc="Training probes", unit="layer")):
             predicted[name] = probe_layer({split: layers[split][number] for split in layers}, tags)
-    found = {"metric": task.metric, "train": describe(files["train"], words["train"])}
-    for split in [split for split in words if split != "train"]:
-        scores = {
-            name: tagging_scores(of_splits[split], tags[split], task.has_entities)
-            for name, of_splits in predicted.items()
-        }
-        found[split] = {**describe(files[split], words[split]), "scores": scores}
-    print(probe_table(found))
+    result: dict[str, Any] = {"metric": task.metric}
+    for split in words:
+        result[split] = describe(files[split], words[split])
+        if split != "train":
+            result[split]["scores"] = {
+                name: tagging_scores(tags_of_splits[split], tags[split], task.has_entities)
+                for name, tags_of_splits in predicted.items()
+            }
+    print(probe_table(result))
     if parsed.output:
-        write_json(Path(parsed.output), found)
-    return found
+        write_json(Path(parsed.output), result)
+    return result
 
 
 def describe(file: str, sentences: list[list[str]]) -> dict[str, Any]:
@@ -94,11 +96,18 @@ def most_frequent_tags(words: WordTags, tags: WordTags) -> WordTags:
     for word, tag in zip(chain.from_iterable(words["train"]), chain.from_iterable(tags["train"]), strict=True):
         counts.setdefault(word, Counter())[tag] += 1
     other = Counter(chain.from_iterable(tags["train"]))
-    return {
-        split: [[counts.get(word, other).most_common(1)[0][0] for word in sentence] for sentence in words[split]]
-        for split in words
-        if split != "train"
-    }
+    frequent = {word: most_common(counter) for word, counter in counts.items()}
+    default = most_common(other)
+    predicted = {}
+    for split, sentences in words.items():
+        if split != "train":
+            predicted[split] = [[frequent.get(word, default) for word in sentence] for sentence in sentences]
+    return predicted
+
+
+def most_common(counter: Counter[str]) -> str:
+    [(tag, _)] = counter.most_common(1)
+    return tag
 
 
 def divided(sentences: list[list[str]], items: np.ndarray) -> list[list[str]]:

@@ -251,9 +251,11 @@ def original_words(model_dir: str | Path, record: ConversionRecord) -> list[str]
     _, *words = formats.words_by_id(ELMoTokenizer.from_pretrained(model_dir).get_vocab())  # the original has no <PAD>
     lines = []
     for row, index in enumerate(formats.word_rows(record, len(words)).argsort().tolist()):
-        unused = UNUSED_ROW.fullmatch(words[index])
-        is_unused = unused is not None and int(unused["row"]) == row
-        lines.append(unused["line"] if is_unused else words[index])
+        line = words[index]
+        unused = UNUSED_ROW.fullmatch(line)
+        if unused and int(unused["row"]) == row:
+            line = unused["line"]
+        lines.append(line)
     return lines
 
 

@@ -86,8 +86,8 @@ def pretraining_contest(
         config = ELMoConfig.from_preset(preset, softmax_type=softmax_type, **sizes)
         model = ELMoForPreTraining(config).train()
         model.softmax.sparse_gradients = softmax == "sampled"
-        optim = "muon" if variant == "muon" else "adamw"
-        optimizers = make_optimizers(model, OptimizationArguments(optim=optim))
+        options = OptimizationArguments(optim="muon" if variant == "muon" else "adamw")
+        optimizers = make_optimizers(model, options)
         loss = partial(seeded_loss, model, lambda: inputs, bf16=variant == "bf16")
         expected = {"loss": loss(backend="reference").detach()}
         implementations.append(Implementation(softmax, partial(take_step, loss, model, optimizers, 1.0), expected))

@@ -116,7 +116,7 @@ def perplexity_values(run: dict[str, Any], evaluations: LogEntries) -> dict[str,
         return {}
     start = evaluations[0]
     published = published_evaluation(evaluations, run["published_step"])
-    values = {"perplexity": published, "perplexity_before": None, "lowest_of": None}
+    values: dict[str, Any] = {"perplexity": published, "perplexity_before": None, "lowest_of": None}
     is_comparable = all(start[name] == published[name] for name in SAME_PROTOCOL)
     if run["base_model"] and start["step"] == 0 < published["step"] and is_comparable:
         values["perplexity_before"] = start["perplexity"]
@@ -135,8 +135,8 @@ def scores_by_layer(name: str, result: dict[str, Any]) -> dict[str, dict[str, fl
         titled["nearest use has the same sense"] = scores.get("same_sense", {})
         titled[f"sense with the nearest mean vector{else_first}"] = scores.get("disambiguation", {})
     elif "metric" in result:
-        for split, scores in probe_scores(result).items():  # of the test data, if there are any
-            titled = {f"{result['metric']} of a linear layer on {split}": scores}
+        for split, shares in probe_scores(result).items():  # of the test data, if there are any
+            titled = {f"{result['metric']} of a linear layer on {split}": shares}
     elif "both" in (result.get("all") or ()):
         titled["accuracy"] = {"both directions": result["all"]["both"]}
     return {f"{name}: {title}": scores for title, scores in titled.items() if scores}

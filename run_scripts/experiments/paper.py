@@ -232,7 +232,7 @@ def planned(entry: PlanEntry, arguments: PaperArguments, digest: str) -> Planned
     answer = None
     arms: list[Arm] = []
     seeds = arguments.seeds or options.get("seeds", 1)
-    files = files_of(entry, Path(arguments.data))
+    files = planned_files(entry, Path(arguments.data))
     model = output / entry["bilm"] / TRAINED_BILM if "bilm" in entry else arguments.model_name_or_path
     device: dict[str, Any] = {"use_cpu": True}
     if program == "pretrain":
@@ -265,7 +265,7 @@ def planned(entry: PlanEntry, arguments: PaperArguments, digest: str) -> Planned
     return PlannedExperiment(entry["name"], commands, folder, arm_names, runs, answer, begun_with(entry, digest))
 
 
-def files_of(entry: PlanEntry, data: Path) -> dict[str, list[Path]]:
+def planned_files(entry: PlanEntry, data: Path) -> dict[str, list[Path]]:
     """The files of an experiment by option, which must exist."""
     files: dict[str, list[Path]] = {}
     for name, value in entry["files"].items():

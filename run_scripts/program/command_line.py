@@ -126,7 +126,7 @@ class ProgramParser(HfArgumentParser):
         self.titles: dict[str, str] = {}
         self.is_help_long = False
         for base in chain.from_iterable(reversed(group.__mro__) for group in self.dataclass_types):
-            if not is_dataclass(base):
+            if not (is_dataclass(base) and isinstance(base, type)):
                 continue
             title = vars(base).get("_argument_group_name", "options")
             if base.__module__.startswith("transformers."):
