@@ -31,20 +31,20 @@ def main(arguments: list[str] | None = None) -> RunRecord:
     task_parser.add_argument("task", metavar="TASK", choices=TASKS, help=f"Task: {', '.join(TASKS)}.")
     arguments = sys.argv[1:] if arguments is None else arguments
     name = task_parser.parse_args(arguments[:1]).task
-    chosen = task_class(name)
+    task_type = task_class(name)
     parser = ProgramParser(
         BasicHeadArguments,
-        chosen.arguments_class,
+        task_type.arguments_class,
         CardArguments,
-        chosen.training_arguments_class,
-        description=f"{inspect.getdoc(chosen)}\n\n    elmo {name} {USE}",
+        task_type.training_arguments_class,
+        description=f"{inspect.getdoc(task_type)}\n\n    elmo {name} {USE}",
         epilog=f"`elmo reproduce {name}` runs the paper's experiments: baseline, ablations, several seeds.",
         prog=f"{task_parser.prog.removesuffix(f' {name}')} {name}",  # `elmo ner` has the name already
     )
     basic_head, options, card, training = parser.parse(arguments[1:])
     head = HeadArguments(**vars(basic_head))  # which looks for the model
     start = time.monotonic()
-    task = chosen(options)  # reads the data
+    task = task_type.read(options)
     return fine_tune(task, head, card, training, start)
 
 

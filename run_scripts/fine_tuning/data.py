@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
-from itertools import chain, islice, starmap
+from itertools import chain, islice
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -75,7 +75,8 @@ class Source(NamedTuple):
                 raise ValueError(f"{self.name} has no column {column!r}, only {given}; pass --{name}_column.")
 
     def tell_unread(self, columns: Iterable[str], advice: str):
-        if unread := [column for column in self.first() if column not in columns]:
+        unread = [column for column in self.first() if column not in columns]
+        if unread:
             print(f"{self.name}: not read: {', '.join(unread)}; {advice}")
 
     def class_names(self, column: str) -> list[str] | None:
@@ -87,7 +88,8 @@ class Source(NamedTuple):
         """The rows after `convert(location, row)`, from the cache of `datasets` if it has them; at least one."""
 
         def rows(states: tuple) -> Iterator[dict[str, Any]]:
-            return starmap(convert, self.read())
+            for location, row in self.read():
+                yield convert(location, row)
 
         self.first()
         states = (*code_states(), digest(path.read_bytes() for path in self.files))
@@ -107,28 +109,39 @@ def code_states() -> tuple[tuple[int, int], ...]:
     `datasets` finds cached data by the arguments of a function. These states are one of them, so that new code is not
     answered with old data.
     """
-    folders = (Path(__file__).resolve().parents[1], Path(elmo_pretokenization.__file__).resolve().parent)
-    code = (file for folder in folders for file in sorted(folder.rglob("*.py")))
-    return tuple((state.st_size, state.st_mtime_ns) for state in map(Path.stat, code))
+    states = []
+    for folder in (Path(__file__).resolve().parents[1], Path(elmo_pretokenization.__file__).resolve().parent):
+        for file in sorted(folder.rglob("*.py")):
+            state = file.stat()
+            states.append((state.st_size, state.st_mtime_ns))
+    return tuple(states)
 
 
 def split_sources(arguments: DataArguments, formats: Mapping[str, RowReader]) -> dict[str, Source]:
     """The source of each split that was given; `formats` has the reader of each file ending."""
-    files = {split: Path(file) for split in DATA_SPLITS if (file := getattr(arguments, f"{split}_file")) is not None}
+    files = {}
+    for split in DATA_SPLITS:
+        file = getattr(arguments, f"{split}_file")
+        if file is not None:
+            files[split] = Path(file)
     if bool(files) == (arguments.dataset is not None):
         raise ValueError("Pass either --train_file, --validation_file or --test_file, or --dataset NAME.")
+    wholes: dict[str, Source] = {}
     if arguments.dataset is None:
         refuse_unread(arguments, ("dataset_config",), "without --dataset; leave it out.")
         name = ", ".join(map(str, files.values()))
-        wholes = {split: _file_source(path, f"--{split}_file", formats) for split, path in files.items()}
+        for split, path in files.items():
+            wholes[split] = _file_source(path, f"--{split}_file", formats)
     else:
-        name, data = f"--dataset {arguments.dataset}", _load(str(arguments.dataset), arguments.dataset_config)
-        wholes = {
-            split: Source(place := f"{name}, {split}", partial(_dataset_rows, part, place), part.features)
-            for split, part in data.items()
-        }
-    expressions = {split: getattr(arguments, f"{split}_split") for split in DATA_SPLITS}
-    given = {split: part for split, part in expressions.items() if part in wholes or part not in ("none", split)}
+        name = f"--dataset {arguments.dataset}"
+        for split, part in _load(str(arguments.dataset), arguments.dataset_config).items():
+            place = f"{name}, {split}"
+            wholes[split] = Source(place, partial(_dataset_rows, part, place), part.features)
+    given = {}
+    for split in DATA_SPLITS:
+        expression = getattr(arguments, f"{split}_split")
+        if expression in wholes or expression not in ("none", split):
+            given[split] = expression
     if not given:
         raise ValueError(
             f"{name} has the splits {list(wholes)}; pass --train_split, --validation_split or --test_split."
@@ -136,14 +149,29 @@ def split_sources(arguments: DataArguments, formats: Mapping[str, RowReader]) ->
     for split in ("validation", "test"):
         if {split, "train"} <= given.keys():
             refuse_training_data(given[split], f"--{split}_split", given["train"], "--train_split")
-    return {split: _part(wholes, part, f"{name}; --{split}_split {part}") for split, part in given.items()}
+    parts = {}
+    for split, expression in given.items():
+        parts[split] = _part(wholes, expression, f"{name}; --{split}_split {expression}")
+    return parts
+
+
+def converted_splits(
+    sources: Mapping[str, Source], convert: Callable[[Any, Mapping[str, Any]], dict], features: Features
+) -> DatasetDict:
+    """All splits after `convert(location, row)`."""
+    data = DatasetDict()
+    for split, source in sources.items():
+        data[split] = source.convert(convert, features, split)
+    return data
 
 
 def _part(wholes: Mapping[str, Source], expression: str, name: str) -> Source:
     """The split, or the parts of splits, that an expression such as `train[:80%]+extra` names."""
     if expression in wholes:
         return wholes[expression]
-    sizes = {split: sum(1 for _ in source.read()) for split, source in wholes.items()}
+    sizes = {}
+    for split, source in wholes.items():
+        sizes[split] = sum(1 for _ in source.read())
     parts = split_parts(expression, sizes, name)
     sources = [wholes[part.splitname] for part in parts]
     features = sources[0].features
@@ -151,19 +179,21 @@ def _part(wholes: Mapping[str, Source], expression: str, name: str) -> Source:
         raise ValueError(f"{name}: the splits have different columns or classes; pass one of them.")
 
     def read() -> Iterator[LocatedRow]:
-        pairs = zip(sources, parts, strict=True)
-        return chain.from_iterable(islice(source.read(), part.from_, part.to) for source, part in pairs)
+        for source, part in zip(sources, parts, strict=True):
+            yield from islice(source.read(), part.from_, part.to)
 
-    return Source(name, read, features, tuple(chain(*(source.files for source in sources))))
+    files = chain.from_iterable(source.files for source in sources)
+    return Source(name, read, features, tuple(files))
 
 
 def _file_source(path: Path, option: str, formats: Mapping[str, RowReader]) -> Source:
     refuse_folder_or_pipe(path, f"{option} {path}")
-    if format_suffix(path) not in formats:
+    suffix = format_suffix(path)
+    if suffix not in formats:
         raise ValueError(f"{option} {path} has an unknown ending; pass a file that ends in {', '.join(formats)}.")
     if not path.is_file():
         raise FileNotFoundError(f"{option} {path} does not exist; pass an existing file.")
-    return Source(str(path), partial(formats[format_suffix(path)], path), files=(path,))
+    return Source(str(path), partial(formats[suffix], path), files=(path,))
 
 
 def _load(folder: str, config: str | None) -> Mapping[str, Dataset]:
@@ -199,12 +229,19 @@ def sentence_of(location: Location, row: Mapping[str, Any], column: str = "token
     return words, places
 
 
+def continues(before: str, tag: str) -> bool:
+    """Whether `I-TYPE` goes on with the tag before it."""
+    return before in (tag, f"B{tag[1:]}")
+
+
 def class_name(
     location: str, column: str, value: Any, names: list[str] | None, dropped: Iterable[str] = (), advice: str = ""
 ) -> str:
     """The label or tag as a string; the number of a class becomes its name."""
-    if names is None and isinstance(value, (str, int)) and str(value).strip():
-        return str(value).strip()
+    if names is None and isinstance(value, (str, int)):
+        name = str(value).strip()
+        if name:
+            return name
     if names is not None and isinstance(value, int) and 0 <= value < len(names):
         return names[value]
     if value == -1:
@@ -220,10 +257,13 @@ def training_labels(splits: DatasetDict, column: str) -> list[str]:
     """The labels or tags of the training data, sorted, with `O` first."""
     if "train" not in splits:
         raise ValueError(f"The labels come from the split 'train', but there are only {list(splits)}; pass it too.")
-    labels = {name for _, name in row_labels(splits["train"], column)}
+    labels = sorted({name for _, name in row_labels(splits["train"], column)})
     if not labels:
         raise ValueError(f"No row of the split 'train' has {column}; pass training data with two or more.")
-    return sorted(labels, key=lambda name: (name != "O", name))
+    if "O" in labels:
+        labels.remove("O")
+        labels.insert(0, "O")
+    return labels
 
 
 def scored_labels(splits: DatasetDict, column: str) -> list[str]:
@@ -231,8 +271,11 @@ def scored_labels(splits: DatasetDict, column: str) -> list[str]:
     labels = training_labels(splits, column)
     for split, data in splits.items():
         counts = Counter(name for _, name in row_labels(data, column))
-        unknown = {name: count for name, count in counts.most_common() if name not in labels}
-        shown = ", ".join(f"{name} ({count:,})" for name, count in unknown.items())
+        unknown = []
+        for name, count in counts.most_common():
+            if name not in labels:
+                unknown.append(f"{name} ({count:,})")
+        shown = ", ".join(unknown)
         if unknown and len(unknown) == len(counts):
             raise ValueError(
                 f"Split {split!r} has none of the labels of 'train' ({', '.join(labels):.200}), but {shown:.200}. "
@@ -263,27 +306,38 @@ def label_names(splits: DatasetDict, column: str) -> list[str]:
 def row_labels(data: Dataset, column: str) -> Iterator[tuple[int, str]]:
     """Row number and name of each label, of which a row has one, a list, or lists."""
 
-    def flat(value: Any) -> Iterator[str]:
-        return chain.from_iterable(map(flat, value)) if isinstance(value, list) else iter([value])
+    row = 0
+    for batch in data.select_columns([column]).iter(batch_size=ROWS_AT_ONCE):
+        for value in batch[column]:
+            for name in _flattened(value):
+                yield row, name
+            row += 1
 
-    batches = data.select_columns([column]).iter(batch_size=ROWS_AT_ONCE)
-    for row, value in enumerate(chain.from_iterable(batch[column] for batch in batches)):
-        yield from ((row, name) for name in flat(value))
+
+def _flattened(value: Any) -> Iterator[str]:
+    if not isinstance(value, list):
+        yield value
+        return
+    for part in value:
+        yield from _flattened(part)
 
 
 def take_samples(splits: DatasetDict, arguments: DataArguments) -> DatasetDict:
     """The samples that `train_fraction` and `max_*_samples` leave, in the order of the data."""
     taken = DatasetDict()
     for split, data in splits.items():
-        is_training = split == "train"
-        rows = training_share(len(data), arguments.train_fraction if is_training else 1.0)
-        rows = rows[: arguments.max_train_samples if is_training else arguments.max_eval_samples]
-        taken[split] = data if len(rows) == len(data) else data.select(rows)
+        if split == "train":
+            rows = training_share(len(data), arguments.train_fraction)[: arguments.max_train_samples]
+        else:
+            rows = list(range(len(data)))[: arguments.max_eval_samples]
+        taken[split] = data
         if len(rows) < len(data):
+            taken[split] = data.select(rows)
             print(f"{split}: {len(rows):,} of {len(data):,} samples are used")
     return taken
 
 
 def training_share(count: int, fraction: float) -> list[int]:
     """Row numbers of a random share: the same in every run, and part of every larger share."""
-    return sorted(np.random.default_rng(0).permutation(count)[: math.ceil(fraction * count)].tolist())
+    drawn = np.random.default_rng(0).permutation(count)[: math.ceil(fraction * count)]
+    return sorted(drawn.tolist())

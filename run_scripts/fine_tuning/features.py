@@ -54,13 +54,15 @@ def distinct_texts(rows: Dataset, reads_words: bool) -> DistinctTexts:
         example = {name: np.asarray(values, dtype=np.int32) for name, values in example.items()}
         types = example.pop("token_type_ids", np.zeros(len(example["attention_mask"])))
         bounds = [0, *(np.flatnonzero(np.diff(types)) + 1).tolist(), len(types)]
-        of_rows.append([])
+        texts = []
         for first, end in pairwise(bounds):
             parts = (_without_padding(example[name][first:end]).tobytes() for name in sorted(example))
-            number = numbers.setdefault(bytes.fromhex(digest(parts, DIGEST_SIZE)), len(numbers))
+            key = bytes.fromhex(digest(parts, DIGEST_SIZE))
+            number = numbers.setdefault(key, len(numbers))
             if number == len(spans):
                 spans.append((row, first, end))
-            of_rows[-1].append(number)
+            texts.append(number)
+        of_rows.append(texts)
     return DistinctTexts(of_rows, spans, list(numbers))
 
 
@@ -73,7 +75,8 @@ def _without_padding(ids: np.ndarray) -> np.ndarray:
     if ids.ndim == 1:
         return ids
     different = np.flatnonzero((ids != ids[:1]).any(0))
-    return ids[:, : different[-1] + 1] if len(different) else ids[:, :0]
+    width = different[-1] + 1 if len(different) else 0
+    return ids[:, :width]
 
 
 class FeatureStore:
@@ -81,8 +84,10 @@ class FeatureStore:
 
     def __init__(self, path: Path, texts: DistinctTexts, shape: tuple[int, int], is_new: bool = False):
         self.of_rows = texts.of_rows
-        self.starts = np.cumsum([0, *(end - first for _, first, end in texts.spans)])
-        self.path, self.shape = path.absolute(), (int(self.starts[-1]), *shape)
+        lengths = [end - first for _, first, end in texts.spans]
+        self.starts = np.cumsum([0, *lengths])
+        self.path = path.absolute()
+        self.shape = (int(self.starts[-1]), *shape)
         self.mode: Literal["r", "r+"] = "r+" if is_new else "r"
         if is_new:
             _reserve(path, 4 * math.prod(self.shape))
@@ -125,7 +130,10 @@ class FeatureCollator:
         self.collate, self.store = collate, store
 
     def __call__(self, rows: list[Example]) -> Any:
-        batch = self.collate([{name: row[name] for name in row if name not in BOOKKEEPING_COLUMNS} for row in rows])
+        inputs = []
+        for row in rows:
+            inputs.append({name: value for name, value in row.items() if name not in BOOKKEEPING_COLUMNS})
+        batch = self.collate(inputs)
         if self.store is None:
             return batch
         token_mask = batch["attention_mask"].bool()
@@ -139,12 +147,15 @@ class FeatureCollator:
 @torch.no_grad()
 def _compute(store: FeatureStore, model: ELMoModel, rows: Dataset, texts: DistinctTexts, collate, batch_tokens: int):
     model.eval()
-    rows = rows.select_columns([name for name in rows.column_names if name not in BOOKKEEPING_COLUMNS + TARGET_COLUMNS])
+    left_out = set(BOOKKEEPING_COLUMNS + TARGET_COLUMNS)
+    rows = rows.remove_columns([name for name in rows.column_names if name in left_out])
 
     def text(number: int) -> Example:
         row, first, end = texts.spans[number]
         example = {name: values[first:end] for name, values in rows[row].items()}
-        return example | ({"token_type_ids": [0] * (end - first)} if "token_type_ids" in example else {})
+        if "token_type_ids" in example:
+            example["token_type_ids"] = [0] * (end - first)
+        return example
 
     lengths = [end - first for _, first, end in texts.spans]
     batches = list(length_sorted_batches(lengths, batch_tokens))  # a batch too large for the memory fails at once

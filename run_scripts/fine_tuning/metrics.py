@@ -51,21 +51,24 @@ def _entity_scores(predicted: Sequence[Sequence[str]], gold: Sequence[Sequence[s
     """Entities are read as `conlleval` and seqeval's default mode do, which give every tag sequence a reading."""
     from seqeval.metrics import classification_report
 
-    predicted_iobes, gold_iobes = (
-        [[TO_IOBES.get(tag[0], tag[0]) + tag[1:] for tag in tags] for tags in sentences]
-        for sentences in (predicted, gold)
-    )
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # about unusual tags and absent types, at every evaluation
-        report = classification_report(gold_iobes, predicted_iobes, output_dict=True, zero_division=0)
-    per_type = {
-        kind: dict(zip(RATES, (value.item() for value in rates.values()), strict=True))
-        for kind, rates in report.items()
-        if kind not in ("macro avg", "weighted avg")
-    }
+        report = classification_report(_iobes(gold), _iobes(predicted), output_dict=True, zero_division=0)
+    per_type = {}
+    for kind, rates in report.items():
+        if kind not in ("macro avg", "weighted avg"):
+            values = [value.item() for value in rates.values()]
+            per_type[kind] = dict(zip(RATES, values, strict=True))
     overall = per_type.pop("micro avg")
     del overall["number"]
     return {**overall, "accuracy": _mean(_flat(predicted) == _flat(gold)), "per_type": per_type}
+
+
+def _iobes(sentences: Sequence[Sequence[str]]) -> list[list[str]]:
+    converted = []
+    for tags in sentences:
+        converted.append([TO_IOBES.get(tag[0], tag[0]) + tag[1:] for tag in tags])
+    return converted
 
 
 def _flat(sentences: Sequence[Sequence[str]]) -> np.ndarray:
@@ -81,7 +84,8 @@ def classification_scores(predicted: Sequence[int], gold: Sequence[int], labels:
     """
     from sklearn.metrics import confusion_matrix, f1_score
 
-    predicted_ids, gold_ids = np.array(predicted), np.array(gold)
+    predicted_ids = np.array(predicted)
+    gold_ids = np.array(gold)
     ids = range(len(labels))
     return {
         "accuracy": _mean(predicted_ids == gold_ids),
@@ -100,9 +104,12 @@ def multilabel_scores(
         `micro_f1`; `macro_f1`, the mean over all labels; `subset_accuracy`, the share of texts whose labels are all
         right; `per_label` as in `classification_scores`.
     """
-    predicted, gold = np.array(predicted, dtype=bool), np.array(gold, dtype=bool)
-    # One label at a time: scikit-learn takes a single column for two classes.
-    per_label = [_rates(*columns, [True])[0] for columns in zip(predicted.T, gold.T, strict=True)]
+    predicted = np.array(predicted, dtype=bool)
+    gold = np.array(gold, dtype=bool)
+    per_label = []
+    for predicted_column, gold_column in zip(predicted.T, gold.T, strict=True):
+        # One label at a time: scikit-learn takes a single column for two classes.
+        per_label += _rates(predicted_column, gold_column, [True])
     return {
         "micro_f1": _rates(predicted.ravel(), gold.ravel(), [True])[0]["f1"],
         "macro_f1": _mean([rates["f1"] for rates in per_label]),
@@ -115,16 +122,20 @@ def _rates(predicted: np.ndarray, gold: np.ndarray, classes: Sequence[Any]) -> l
     """Precision, recall, F1 and gold number of each class."""
     from sklearn.metrics import precision_recall_fscore_support
 
-    *rates, numbers = precision_recall_fscore_support(gold, predicted, labels=classes, zero_division=0)
-    columns = *(column.tolist() for column in rates), map(int, numbers)  # which are floats where no class was found
-    return [dict(zip(RATES, row, strict=True)) for row in zip(*columns, strict=True)]
+    columns = precision_recall_fscore_support(gold, predicted, labels=classes, zero_division=0)
+    rates = []
+    for precision, recall, f1, number in zip(*columns, strict=True):
+        values = (float(precision), float(recall), float(f1), int(number))
+        rates.append(dict(zip(RATES, values, strict=True)))
+    return rates
 
 
 def regression_scores(predicted: Sequence[float], gold: Sequence[float]) -> Scores:
     """`pearson` and `spearman` correlations, 0 where one side is constant, and the mean squared error `mse`."""
     from scipy.stats import pearsonr, spearmanr
 
-    predicted_values, gold_values = np.array(predicted, dtype=float), np.array(gold, dtype=float)
+    predicted_values = np.array(predicted, dtype=float)
+    gold_values = np.array(gold, dtype=float)
     if not np.isfinite(predicted_values).all():
         raise ValueError("A predicted_values number is not finite: training diverged. Pass a smaller learning rate.")
     is_constant = not (np.ptp(predicted_values) and np.ptp(gold_values))
@@ -152,7 +163,10 @@ def answer_scores(
     """
     has_answer = np.array([bool(answers) for answers in gold])
     is_squad_2 = not has_answer.all()
-    exact, f1 = np.array([_answer_match(*pair, is_squad_2) for pair in zip(predicted, gold, strict=True)]).T
+    matches = []
+    for answer, gold_answers in zip(predicted, gold, strict=True):
+        matches.append(_answer_match(answer, gold_answers, is_squad_2))
+    exact, f1 = np.array(matches).T
 
     def means(questions: Any) -> Scores:
         return {"f1": _mean(f1[questions]), "exact_match": _mean(exact[questions])}

@@ -3,13 +3,13 @@
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from itertools import chain
+from copy import copy
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from datasets import Dataset, DatasetDict
-from transformers import EvalPrediction
+from transformers import BatchEncoding, EvalPrediction
 
 from modeling_elmo import ELMoTokenizer
 
@@ -60,6 +60,11 @@ class Task(ABC):
         self.prepare(data)
         self.data = take_samples(data, arguments)  # of `train`, `validation` and `test` those that were given
 
+    @classmethod
+    def read(cls, arguments: Any) -> "Task":
+        """The task with the data that its options name, which are read and checked here."""
+        return cls(arguments)
+
     @abstractmethod
     def read_data(self) -> DatasetDict:
         """The checked splits that the options name."""
@@ -105,11 +110,13 @@ class Task(ABC):
         if 1 in (score, scores.get("accuracy")):
             return None
         answers = self.answers(output)
-        first, second = next(answers, None), next(answers, None)
-        if second is not None and all(answer == first for answer in chain([second], answers)):
+        first = next(answers, None)
+        second = next(answers, None)
+        if second is not None and second == first and all(answer == first for answer in answers):
             return f"{self.metric} is {100 * score:.2f}, because the model always answers {first!r:.80}"
-        is_low = abs(score) < LOW_SCORE
-        return f"{self.metric} is {100 * score:.2f}, because hardly any answer is right" if is_low else None
+        if abs(score) < LOW_SCORE:
+            return f"{self.metric} is {100 * score:.2f}, because hardly any answer is right"
+        return None
 
     def preprocess_logits(self, logits: Any, labels: Any) -> Any:
         """What Trainer keeps of a batch's logits until a whole split is scored: by default all."""
@@ -134,8 +141,9 @@ class Task(ABC):
 
     def encode_splits(self, tokenizer: ELMoTokenizer, splits: Iterable[str] | None = None) -> dict[str, Dataset]:
         """The encodings of all splits, or of some. Column `example_number` is the index of a row's example."""
-        return {
-            split: self.data[split].map(
+        encoded = {}
+        for split in self.data if splits is None else splits:
+            encoded[split] = self.data[split].map(
                 self._encoded_rows,
                 with_indices=True,
                 batched=True,
@@ -143,8 +151,7 @@ class Task(ABC):
                 fn_kwargs={"tokenizer": tokenizer, "is_training": split == "train", "states": code_states()},
                 desc=f"Encoding {split}",
             )
-            for split in (self.data if splits is None else splits)
-        }
+        return encoded
 
     def _encoded_rows(
         self, batch: Batch, indices: list[int], tokenizer: ELMoTokenizer, is_training: bool, states: tuple
@@ -173,13 +180,13 @@ class Task(ABC):
 
 def log_mean_probabilities(logits: Sequence[np.ndarray]) -> np.ndarray:
     """The logarithm of the mean of several models' probabilities, a softmax over the last dimension."""
-    log_probs = torch.stack([torch.from_numpy(each).log_softmax(-1) for each in logits])
+    log_probs = torch.stack([torch.from_numpy(of_model).log_softmax(-1) for of_model in logits])
     return (log_probs.logsumexp(0) - math.log(len(logits))).numpy()
 
 
 def log_mean_odds(logits: Sequence[np.ndarray]) -> np.ndarray:
     """The log-odds of the mean of several models' probabilities, sigmoids of their logits."""
-    log_probs = log_mean_probabilities([np.stack([np.zeros_like(each), each], -1) for each in logits])
+    log_probs = log_mean_probabilities([np.stack([np.zeros_like(of_model), of_model], -1) for of_model in logits])
     return log_probs[..., 1] - log_probs[..., 0]
 
 
@@ -187,3 +194,15 @@ def label_config(labels: list[str]) -> dict[str, Any]:
     """The fields of the configuration that name the classes of a head."""
     label2id = {label: number for number, label in enumerate(labels)}
     return {"num_labels": len(labels), "id2label": dict(enumerate(labels)), "label2id": label2id}
+
+
+def tokenize_sentences(sentences: list[list[str]], tokenizer: ELMoTokenizer, max_length: int | None) -> BatchEncoding:
+    """The unpadded inputs of sentences, cut after `max_length` tokens, of which two are markers."""
+    return tokenizer(sentences, is_split_into_words=True, truncation=max_length is not None, max_length=max_length)
+
+
+def right_padding(tokenizer: ELMoTokenizer) -> ELMoTokenizer:
+    """A copy that pads on the right: labels and scores count the words of a row from its left."""
+    tokenizer = copy(tokenizer)
+    tokenizer.padding_side = "right"
+    return tokenizer

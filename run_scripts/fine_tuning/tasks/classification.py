@@ -86,7 +86,7 @@ class Classification(Task):
 
     def prepare(self, data: DatasetDict):
         columns = next(iter(data.values())).column_names
-        self.text_columns = [name for name in ("text", "text_pair") if name in columns]
+        self.text_columns = ["text", "text_pair"] if "text_pair" in columns else ["text"]
         if self.arguments.classifier == "esim" and len(self.text_columns) < 2:
             raise ValueError(
                 "--classifier esim compares two texts, but each example has one; pass --text_pair_column, or "
@@ -97,11 +97,13 @@ class Classification(Task):
         self.config = {**self.label_type.config, "classifier": self.arguments.classifier}
 
     def words(self, split: Dataset, tokenizer: ELMoTokenizer) -> Iterable[list[str]]:
-        return (tokenizer.splitter.words(text) for name in self.text_columns for text in split[name])
+        for name in self.text_columns:
+            yield from map(tokenizer.splitter.words, split[name])
 
     def encode(self, batch: Batch, tokenizer: ELMoTokenizer, is_training: bool) -> Batch:
+        texts = [batch[name] for name in self.text_columns]
         most = self.arguments.max_length if is_training else None
-        encoding = tokenizer(*(batch[name] for name in self.text_columns), truncation=most is not None, max_length=most)
+        encoding = tokenizer(*texts, truncation=most is not None, max_length=most)
         return {**encoding, "labels": [self.label_type.target(label) for label in batch["label"]]}
 
     def collator(self, tokenizer: ELMoTokenizer) -> DataCollatorWithPadding:
@@ -155,10 +157,12 @@ class SingleLabel:
 
     def evaluate(self, logits: np.ndarray, gold: Sequence[Any]) -> dict[str, Any]:
         names = self.with_unknown(gold)
-        return classification_scores(logits.argmax(-1).tolist(), [names.index(label) for label in gold], names)
+        gold_ids = [names.index(label) for label in gold]
+        return classification_scores(logits.argmax(-1).tolist(), gold_ids, names)
 
     def with_unknown(self, gold: Iterable[str]) -> list[str]:
-        return [*self.labels, *sorted({*gold}.difference(self.labels))]
+        unknown = set(gold).difference(self.labels)
+        return [*self.labels, *sorted(unknown)]
 
 
 class MultiLabel(SingleLabel):
@@ -176,8 +180,10 @@ class MultiLabel(SingleLabel):
 
     def evaluate(self, logits: np.ndarray, gold: Sequence[Any]) -> dict[str, Any]:
         names = self.with_unknown(chain.from_iterable(gold))
-        found = np.pad(logits > 0, ((0, 0), (0, len(names) - len(self.labels))))
-        return multilabel_scores(found, [[name in labels for name in names] for labels in gold], names)
+        predicted = np.zeros((len(gold), len(names)), dtype=bool)
+        predicted[:, : len(self.labels)] = logits > 0
+        is_gold = [[name in labels for name in names] for labels in gold]
+        return multilabel_scores(predicted, is_gold, names)
 
 
 class Regression:
@@ -210,8 +216,10 @@ class Regression:
 def read_classification(arguments: ClassificationArguments) -> DatasetDict:
     """The checked rows of the splits that were given; the columns are the same in all."""
     read_table = partial(table_rows, column_names=arguments.column_names)
-    found = split_sources(arguments, dict.fromkeys(TABLE_SUFFIXES, read_table) | JSON_FORMATS)
-    splits = DatasetDict({split: _classified_split(source, split, arguments) for split, source in found.items()})
+    sources = split_sources(arguments, dict.fromkeys(TABLE_SUFFIXES, read_table) | JSON_FORMATS)
+    splits = DatasetDict()
+    for split, source in sources.items():
+        splits[split] = _classified_split(source, split, arguments)
     if len({str(data.features) for data in splits.values()}) > 1:
         features = {split: data.features for split, data in splits.items()}
         raise ValueError(f"The splits differ: {features}. Pass --text_column, --text_pair_column and --label_column.")
@@ -220,62 +228,87 @@ def read_classification(arguments: ClassificationArguments) -> DatasetDict:
 
 def _classified_split(source: Source, split: str, arguments: ClassificationArguments) -> Dataset:
     first = source.first()
-    given = [column for column, value in first.items() if column != "text_pair" or value]  # a column may be empty
+    given = list(first)
+    if not first.get("text_pair", True):  # a column may be empty
+        given.remove("text_pair")
     columns = _chosen_columns(source.name, given, arguments)
     source.check_columns(columns)
     if "text_pair" not in columns:
         source.tell_unread(columns.values(), "--text_pair_column names a second text")
-    is_list, is_number = isinstance(first[columns["label"]], list), arguments.problem == "regression"
-    convert = partial(
-        _classification_row,
-        columns=columns,
-        names=source.class_names(columns["label"]),
-        kind="number" if is_number else "list" if is_list else "name",
-        dropped=arguments.drop_labels,
-    )
-    string = Value("string")
-    label = Value("float64") if is_number else [string] if is_list else string
-    return source.convert(convert, Features(dict.fromkeys(columns, string) | {"label": label}), split)
+    features: dict[str, Any] = dict.fromkeys(columns, Value("string"))
+    kind = "name"
+    if arguments.problem == "regression":
+        kind = "number"
+        features["label"] = Value("float64")
+    elif isinstance(first[columns["label"]], list):
+        kind = "list"
+        features["label"] = [Value("string")]
+    names = source.class_names(columns["label"])
+    dropped = arguments.drop_labels
+
+    def convert(location: str, row: Mapping[str, Any]) -> dict[str, Any]:
+        cells: dict[str, Any] = dict(_checked_texts(location, row, columns))
+        cells["label"] = _checked_label(location, columns["label"], row.get(columns["label"]), kind, names, dropped)
+        return cells
+
+    return source.convert(convert, Features(features), split)
 
 
 def _chosen_columns(name: str, given: list[str], arguments: ClassificationArguments) -> dict[str, str]:
     """The columns that the options name; where their defaults are absent, columns of known names, if one fits."""
-    text, pair, label = arguments.text_column, arguments.text_pair_column, arguments.label_column
-    kinds = (PIPELINE_COLUMNS, PAIR_COLUMNS, TEXT_COLUMNS)
-    own, pairs, texts = ([each for each in known if {*each} <= {*given}] for known in kinds)
-    found = own[:1] or pairs or texts  # `question` and `sentence` are a pair, although `sentence` alone is a text
-    if (text, pair) == ("text", None) and len(found) == 1 and found != [("text",)]:
-        text, *second = found[0]
-        pair = second[0] if second else None
-        print(f"{name}: the text is {' and '.join(found[0])}")
+    columns = {"text": arguments.text_column}
+    if arguments.text_pair_column is not None:
+        columns["text_pair"] = arguments.text_pair_column
+    elif arguments.text_column == "text":
+        texts = _known_text_columns(given)
+        if texts is not None and texts != ("text",):
+            columns = dict(zip(("text", "text_pair"), texts, strict=False))
+            print(f"{name}: the text is {' and '.join(texts)}")
+    columns["label"] = arguments.label_column
     labels = [column for column in LABEL_COLUMNS if column in given]
-    if label == "label" and "label" not in given and len(labels) == 1:
-        (label,) = labels
-        print(f"{name}: the label is {label}")
-    return {"text": text, **({} if pair is None else {"text_pair": pair}), "label": label}
+    if arguments.label_column == "label" and "label" not in given and len(labels) == 1:
+        columns["label"] = labels[0]
+        print(f"{name}: the label is {labels[0]}")
+    return columns
 
 
-def _classification_row(
-    location: str, row: Mapping[str, Any], columns: dict[str, str], names: list[str] | None, kind: str, dropped: list
-) -> dict[str, Any]:
-    cells = {name: row.get(column) for name, column in columns.items()}
-    label = cells.pop("label")
-    for name, text in cells.items():
-        check_cell(is_text(text), location, columns[name], text, "a text that is not empty")
+def _known_text_columns(given: list[str]) -> tuple[str, ...] | None:
+    """The only columns of known names. `question` and `sentence` are a pair, although `sentence` alone is a text."""
+    for known in (PIPELINE_COLUMNS, PAIR_COLUMNS, TEXT_COLUMNS):
+        fitting = [columns for columns in known if set(columns) <= set(given)]
+        if len(fitting) == 1 or known is PIPELINE_COLUMNS and fitting:
+            return fitting[0]
+        if fitting:
+            break
+    return None
+
+
+def _checked_texts(location: str, row: Mapping[str, Any], columns: dict[str, str]) -> dict[str, str]:
+    texts: dict[str, Any] = {}
+    for name, column in columns.items():
+        if name != "label":
+            texts[name] = row.get(column)
+            check_cell(is_text(texts[name]), location, column, texts[name], "a text that is not empty")
     if columns["text"] == "text" and "text_pair" not in columns:  # by default, the first row decides
         check_cell(not row.get("text_pair"), location, "text_pair", row.get("text_pair"), "in the first row, too")
-    column, advice = columns["label"], f", or pass --drop_labels '{label!s:.80}' or --problem regression"
+    return texts
+
+
+def _checked_label(
+    location: str, column: str, label: Any, kind: str, names: list[str] | None, dropped: list[str]
+) -> float | str | list[str]:
     if kind == "number":
-        return cells | {"label": _finite_number(location, column, label)}
+        return _finite_number(location, column, label)
     if kind == "name":
         is_list = isinstance(label, str) and re.fullmatch(r"\[.*[,'\"].*\]", label)
         check_cell(not is_list, location, column, label, "one name. A table has no lists: write JSON lines (.jsonl)")
-        return cells | {"label": class_name(location, column, label, names, dropped, advice)}
+        advice = f", or pass --drop_labels '{label!s:.80}' or --problem regression"
+        return class_name(location, column, label, names, dropped, advice)
     check_cell(isinstance(label, list), location, column, label, "a list, as in the first row")
-    found = [class_name(location, column, name, names, dropped, f". {NOT_ONE_HOT}") for name in label]
+    labels = [class_name(location, column, name, names, dropped, f". {NOT_ONE_HOT}") for name in label]
     needed = f"the names or numbers of a text's labels, each once. {NOT_ONE_HOT}"
-    check_cell(len(set(found)) == len(found), location, column, label, needed)
-    return cells | {"label": found}
+    check_cell(len(set(labels)) == len(labels), location, column, label, needed)
+    return labels
 
 
 def _finite_number(location: str, column: str, value: Any) -> float:
@@ -288,13 +321,17 @@ def _finite_number(location: str, column: str, value: Any) -> float:
 
 
 def _without_labels(splits: DatasetDict, dropped: list[str]) -> DatasetDict:
-    kept = splits.filter(
-        lambda label: set(dropped).isdisjoint([label] if isinstance(label, str) else label), input_columns="label"
-    )
+    def has_none(label: str | list[str]) -> bool:
+        labels = [label] if isinstance(label, str) else label
+        return set(dropped).isdisjoint(labels)
+
+    remaining = splits.filter(has_none, input_columns="label")
     for split, data in splits.items():
-        print(f"{split}: {len(data) - len(kept[split]):,} of {len(data):,} samples have a dropped label")
-        if not len(kept[split]):
+        count = len(remaining[split])
+        left_out = len(data) - count
+        print(f"{split}: {left_out:,} of {len(data):,} samples have a dropped label")
+        if not count:
             raise ValueError(f"--drop_labels {' '.join(dropped)} leaves no sample of {split!r}; pass data with labels.")
-    if kept.num_rows == splits.num_rows:
+    if remaining.num_rows == splits.num_rows:
         raise ValueError(f"--drop_labels {' '.join(dropped)}: no sample has such a label; leave it out.")
-    return kept
+    return remaining

@@ -25,7 +25,7 @@ from modeling_elmo import ELMoForCoreferenceResolution, ELMoTokenizer
 
 from ...program.command_line import option
 from ...program.data_files import JSON_FORMATS, LocatedRow, RowReader, column_lines
-from ..data import DataArguments, check_cell, is_text, label_names, split_sources
+from ..data import DataArguments, check_cell, converted_splits, is_text, label_names, split_sources
 from ..features import FeatureStore
 from ..metrics import Scores
 from ..task import Batch, Record, SplitOutput, Task, label_config
@@ -119,18 +119,21 @@ class Coreference(Task):
 
     def read_data(self) -> DatasetDict:
         formats: dict[str, RowReader] = dict.fromkeys(DOCUMENT_SUFFIXES, conll_documents)
-        found = split_sources(self.arguments, formats | JSON_FORMATS)
-        documents = {split: each.convert(document_row, DOCUMENT_FEATURES, split) for split, each in found.items()}
-        for split, rows in documents.items():
-            name, count = Counter(rows["document"]).most_common(1)[0]
+        sources = split_sources(self.arguments, formats | JSON_FORMATS)
+        data = converted_splits(sources, document_row, DOCUMENT_FEATURES)
+        for split, documents in data.items():
+            name, count = Counter(documents["document"]).most_common(1)[0]
             if count > 1:
-                raise ValueError(f"{found[split].name}: {count} documents have the name {name!r}; give each its own.")
-        return DatasetDict(documents)
+                raise ValueError(f"{sources[split].name}: {count} documents have the name {name!r}; give each its own.")
+        return data
 
     def prepare(self, data: DatasetDict):
         train = data.get("train", next(iter(data.values())))
-        counts = (Counter(cluster for *_, cluster in mentions) for mentions in train["mentions"])
-        self.has_singletons = any(1 in sizes.values() for sizes in counts)
+        self.has_singletons = False
+        for mentions in train["mentions"]:
+            sizes = Counter(cluster for *_, cluster in mentions)
+            if 1 in sizes.values():
+                self.has_singletons = True
         if self.arguments.train_singletons and not self.has_singletons:
             raise ValueError(
                 "--train_singletons: no mention of the training data is a singleton, so a model cannot learn them. "
@@ -142,21 +145,23 @@ class Coreference(Task):
             "train_singletons": self.arguments.train_singletons,
             "use_speakers": self.has_speakers,
             "num_genres": len(self.genres),
-            **(label_config(self.genres) if self.genres else {}),  # the pipeline takes names of genres
         }
+        if self.genres:
+            self.config |= label_config(self.genres)  # the pipeline takes names of genres
 
     def words(self, split: Dataset, tokenizer: ELMoTokenizer) -> Iterable[list[str]]:
         return chain.from_iterable(split["sentences"])
 
     def encode(self, batch: Batch, tokenizer: ELMoTokenizer, is_training: bool) -> Batch:
-        most = self.arguments.max_sentences if is_training else None
         rows = [encode_sentences(sentences, tokenizer) for sentences in batch["sentences"]]
         encoded: Batch = {name: [row[name] for row in rows] for name in rows[0]}
         if self.has_speakers:
             encoded["speaker_ids"] = list(map(speaker_numbers, batch["sentences"], batch["speakers"]))
         if self.genres:
-            encoded["genre_ids"] = list(map(self.genres.index, batch["genre"]))
-        return {**encoded, "mentions": batch["mentions"], "max_sentences": [most] * len(rows)}
+            encoded["genre_ids"] = [self.genres.index(genre) for genre in batch["genre"]]
+        encoded["mentions"] = batch["mentions"]
+        encoded["max_sentences"] = [self.arguments.max_sentences if is_training else None] * len(rows)
+        return encoded
 
     def collator(self, tokenizer: ELMoTokenizer) -> "DocumentCollator":
         return DocumentCollator()
@@ -165,17 +170,21 @@ class Coreference(Task):
         return DocumentCollator(store)
 
     def scores(self, output: SplitOutput) -> dict[str, Any]:
-        found = [clusters_of(mentions) for mentions in predicted_mentions(output)]
+        predicted = [clusters_of(mentions) for mentions in predicted_mentions(output)]
         gold = [clusters_of(mentions) for mentions in output.examples["mentions"]]
-        main = self.arguments.train_singletons
-        ways = [main, not main] if self.has_singletons else [main]
-        numbers, tables = {}, {}
-        for way in ways:
-            scores = coreference_scores(found, gold, singletons=way)
-            name = "with_singletons" if way else "without_singletons"
-            suffix = "" if way == main else f"_{name}"
-            numbers |= {key + suffix: value for key, value in scores.items() if key.endswith("f1")}
+        counts_singletons = self.arguments.train_singletons
+        numbers = {}
+        tables = {}
+        for singletons in (counts_singletons, not counts_singletons):
+            is_main = singletons == counts_singletons
+            if not is_main and not self.has_singletons:
+                continue
+            scores = coreference_scores(predicted, gold, singletons)
+            name = "with_singletons" if singletons else "without_singletons"
             tables[name] = scores  # with precision and recall
+            for metric, value in scores.items():
+                if metric.endswith("f1"):
+                    numbers[metric if is_main else f"{metric}_{name}"] = value
         return numbers | tables
 
     def predictions(self, output: SplitOutput) -> Iterable[Record]:
@@ -186,10 +195,14 @@ class Coreference(Task):
 
 def speaker_numbers(sentences: list[list[str]], speakers: list[list[str]]) -> list[int]:
     """The number of each token's speaker. Markers, and documents without speakers, have the number 0."""
+    if not speakers:
+        return [0] * sum(len(words) + 2 for words in sentences)
     numbers: dict[str, int] = {}
-    names = speakers or [[""] * len(words) for words in sentences]
-    rows = ([0, *(numbers.setdefault(name, len(numbers)) for name in row), 0] for row in names)
-    return list(chain.from_iterable(rows))
+    of_tokens = []
+    for names in speakers:
+        of_words = [numbers.setdefault(name, len(numbers)) for name in names]
+        of_tokens += [0, *of_words, 0]
+    return of_tokens
 
 
 def encode_sentences(sentences: list[list[str]], tokenizer: ELMoTokenizer) -> dict[str, np.ndarray]:
@@ -212,7 +225,9 @@ class DocumentCollator(TrainerCallback):
     """
 
     def __init__(self, store: FeatureStore | None = None):
-        self.store, self.seed, self.epoch = store, 0, 0
+        self.store = store
+        self.seed = 0
+        self.epoch = 0
 
     def on_epoch_begin(self, args, state, control, **_):
         self.seed = args.seed if args.data_seed is None else args.data_seed
@@ -229,15 +244,18 @@ class DocumentCollator(TrainerCallback):
         inside = slice(*np.searchsorted(sentences_N, [first, end]))
         lengths_B = np.bincount(sentences_N[inside] - first)
         mask_BT = np.arange(lengths_B.max()) < lengths_B[:, None]
-        names = [name for name in TOKEN_COLUMNS if name in row]
-        batch = {name: scattered(np.asarray(row[name][inside]), mask_BT) for name in names}
+        batch = {}
+        for name in TOKEN_COLUMNS:
+            if name in row:
+                batch[name] = scattered(np.asarray(row[name][inside]), mask_BT)
         if self.store is not None:
             batch["elmo_hidden_states"] = scattered(self.store[row["text_number"]][inside], mask_BT).transpose(1, 2)
         if "genre_ids" in row:
             batch["genre_ids"] = torch.tensor(row["genre_ids"])
-        kept = [mention for mention in row["mentions"] if first <= mention[0] < end]
+        mentions = [mention for mention in row["mentions"] if first <= mention[0] < end]
         shift = [-first, 1, 1, 0]  # to the sentence of the window, and to tokens, of which the first is a marker
-        batch["mentions"] = torch.from_numpy(np.array(kept, dtype=np.int64).reshape(1, -1, 4) + shift)
+        mentions_1M4 = np.array(mentions, dtype=np.int64).reshape(1, -1, 4)
+        batch["mentions"] = torch.from_numpy(mentions_1M4 + shift)
         return BatchEncoding(batch)
 
 
@@ -261,14 +279,15 @@ def predicted_mentions(output: SplitOutput) -> Iterator[list[list[int]]]:
         raise ValueError("Some mention scores are not finite: training diverged. Pass a smaller learning rate.")
     for mentions in clusters:
         # Below 0 are spans without a cluster, and Trainer's padding where documents have different numbers of spans.
-        yield (mentions[mentions[:, 3] >= 0] - [0, 1, 1, 0]).tolist()
+        in_cluster = mentions[mentions[:, 3] >= 0]
+        yield (in_cluster - [0, 1, 1, 0]).tolist()
 
 
 def clusters_of(mentions: Iterable[list[int]]) -> list[list[MentionSpan]]:
-    found: dict[int, list[MentionSpan]] = {}
+    clusters: dict[int, list[MentionSpan]] = {}
     for sentence, first, last, cluster in mentions:
-        found.setdefault(cluster, []).append((sentence, first, last))
-    return list(found.values())
+        clusters.setdefault(cluster, []).append((sentence, first, last))
+    return list(clusters.values())
 
 
 def document_row(location: Any, row: Mapping[str, Any]) -> dict[str, Any]:
@@ -276,11 +295,14 @@ def document_row(location: Any, row: Mapping[str, Any]) -> dict[str, Any]:
     name: Any = row.get("document")
     sentences: Any = row.get("sentences")
     mentions: Any = row.get("mentions")
-    speakers, genre = row.get("speakers") or [], row.get("genre") or ""
+    speakers = row.get("speakers") or []
+    genre = row.get("genre") or ""
     check_cell(is_text(name), location, "document", name, "a name that is not empty")
     check_cell(_has_sentences(sentences), location, "sentences", sentences, "one list of words or more, none empty")
-    fits = not speakers or _has_sentences(speakers) and [*map(len, speakers)] == [*map(len, sentences)]
-    check_cell(fits, location, "speakers", speakers, "a name for each word, or nothing")
+    if speakers:
+        lengths = [len(words) for words in sentences]
+        fits = _has_sentences(speakers) and [len(names) for names in speakers] == lengths
+        check_cell(fits, location, "speakers", speakers, "a name for each word, or nothing")
     check_cell(isinstance(genre, str), location, "genre", genre, "a name")
     check_cell(isinstance(mentions, list), location, "mentions", mentions, "a list, which may be empty")
     for mention in mentions:
@@ -291,12 +313,18 @@ def document_row(location: Any, row: Mapping[str, Any]) -> dict[str, Any]:
 
 def _has_sentences(value: Any) -> bool:
     """Whether the value is a list of one sentence or more, which are lists of one word or more, none of them empty."""
-    are_lists = isinstance(value, list) and bool(value) and all(isinstance(words, list) and words for words in value)
-    return are_lists and all(isinstance(word, str) and word for word in chain(*value))
+    if not isinstance(value, list) or not value:
+        return False
+    for words in value:
+        if not isinstance(words, list) or not words:
+            return False
+        if not all(isinstance(word, str) and word for word in words):
+            return False
+    return True
 
 
 def _is_mention(mention: Any, sentences: list[list[str]]) -> bool:
-    if not isinstance(mention, list) or len(mention) != 4 or any(type(number) is not int for number in mention):
+    if not isinstance(mention, list) or [type(number) for number in mention] != [int] * 4:
         return False
     sentence, first, last, _ = mention
     return 0 <= sentence < len(sentences) and 0 <= first <= last < len(sentences[sentence])
@@ -316,7 +344,11 @@ def _numbered_mentions(location: Any, mentions: list[list[int]]) -> list[list[in
             "once, and clusters that share a mention are one cluster. Correct the file if this is a mistake."
         )
     numbers: dict[int, int] = {}
-    return [[*span, numbers.setdefault(merged[clusters[span]], len(numbers))] for span in sorted(clusters)]
+    numbered = []
+    for span in sorted(clusters):
+        cluster = merged[clusters[span]]
+        numbered.append([*span, numbers.setdefault(cluster, len(numbers))])
+    return numbered
 
 
 def conll_documents(path: Path) -> Iterator[LocatedRow]:
@@ -330,11 +362,13 @@ def conll_documents(path: Path) -> Iterator[LocatedRow]:
     lines: list[tuple[str, str, list[str]]] = []
     for number, line, cells in column_lines(path):
         where = f"{path}, line {number}"
-        kind, name, part = found.groups() if (found := DOCUMENT_LINE.fullmatch(line)) else (None, None, None)
+        match = DOCUMENT_LINE.fullmatch(line)
+        kind, name, part = match.groups() if match else (None, None, None)
         if kind == "begin" and name:
             if begin is not None:
                 raise ValueError(f"{where}: {begin[1]!r:.80} has no end; write '#end document' above this line.")
-            begin, lines = (where, name, part), []
+            begin = (where, name, part)
+            lines = []
         elif begin is not None and kind == "end":
             if name not in (None, begin[1]):
                 raise ValueError(f"{where} ends {name!r:.80}, but the document is {begin[1]!r:.80}. Correct the file.")
@@ -351,46 +385,60 @@ def conll_documents(path: Path) -> Iterator[LocatedRow]:
 
 def _document(where: str, name: str, part: str | None, lines: list[tuple[str, str, list[str]]]) -> dict[str, Any]:
     """The row of a document; `where` is its first line, and `part` the digits of its part."""
-    blocks = groupby(lines, key=lambda line: bool(line[1].strip(" \t")))
-    sentences = [[_columns(*line, name) for line in block] for has_words, block in blocks if has_words]
+    sentences = []
+    mentions = []
+    speakers = []
+    for has_words, block in groupby(lines, key=lambda line: bool(line[1].strip(" \t"))):
+        if not has_words:
+            continue
+        words = []
+        names = []
+        cells = []
+        for location, line, columns in block:
+            if len(columns) <= WORD + 1 or columns[0] != name or not columns[WORD]:
+                raise ValueError(
+                    f"{location} is {line!r:.80}; write the document's name {name!r:.80}, its part, the word's number, "
+                    "the word, and further columns, the last for coreference."
+                )
+            words.append(columns[WORD])
+            names.append(columns[SPEAKER] if len(columns) > SPEAKER + 1 else "-")
+            cells.append((location, columns[-1].strip(" ")))
+        for mention in _brackets(cells):
+            mentions.append([len(sentences), *mention])
+        sentences.append(words)
+        speakers.append(names)
     if not sentences:
         raise ValueError(f"{where}: the document {name!r:.80} has no sentences; remove it.")
-    speakers = [[columns[SPEAKER] if len(columns) > SPEAKER + 1 else "-" for _, columns in each] for each in sentences]
     return {
         "document": name if part is None else f"{name}_{int(part)}",
-        "sentences": [[columns[WORD] for _, columns in sentence] for sentence in sentences],
-        "mentions": [[number, *each] for number, sentence in enumerate(sentences) for each in _brackets(sentence)],
-        "speakers": speakers if any(name not in NOTHING for name in chain(*speakers)) else [],
+        "sentences": sentences,
+        "mentions": mentions,
+        "speakers": speakers if any(speaker not in NOTHING for speaker in chain(*speakers)) else [],
         "genre": name.split("/")[0] if "/" in name else "",
     }
 
 
-def _columns(where: str, line: str, columns: list[str], name: str) -> tuple[str, list[str]]:
-    if len(columns) <= WORD + 1 or columns[0] != name or not columns[WORD]:
-        raise ValueError(
-            f"{where} is {line!r:.80}; write the document's name {name!r:.80}, its part, the word's number, "
-            "the word, and further columns, the last for coreference."
-        )
-    return where, columns
-
-
-def _brackets(sentence: list[tuple[str, list[str]]]) -> list[list[int]]:
+def _brackets(cells: list[tuple[str, str]]) -> list[list[int]]:
     """First word, last word and cluster of each mention: `(3` begins one, `3)` ends it, `(3)` is one word."""
     mentions: list[list[int]] = []
     opened: dict[int, list[tuple[int, str]]] = defaultdict(list)  # first word and location, by cluster
-    for word, (where, columns) in enumerate(sentence):
-        cell = columns[-1].strip(" ")
-        for part in cell.split("|") if cell not in NOTHING else []:
-            found = BRACKETS.fullmatch(part)
-            if not found or not (found[1] or found[3]):
+    for word, (where, cell) in enumerate(cells):
+        if cell in NOTHING:
+            continue
+        for part in cell.split("|"):
+            match = BRACKETS.fullmatch(part)
+            if not match or match[0] == match[2]:
                 raise ValueError(f"{where}: {part!r:.80} is not a mention; write (3, 3), (3), several with |, or -.")
-            cluster = int(found[2])
-            if found[1]:
+            begins, number, ends = match.groups()
+            cluster = int(number)
+            if begins:
                 opened[cluster].append((word, where))
-            if found[3] and not opened[cluster]:
+            if not ends:
+                continue
+            if not opened[cluster]:
                 raise ValueError(f"{where}: {part} ends a mention, but ({cluster} does not begin it in this sentence.")
-            if found[3]:
-                mentions.append([opened[cluster].pop()[0], word, cluster])
+            first, _ = opened[cluster].pop()
+            mentions.append([first, word, cluster])
     for cluster, begun in opened.items():
         if begun:
             raise ValueError(
@@ -412,21 +460,31 @@ def coreference_scores(
         `ceaf`, and `mention`: the mentions that are found. MUC counts links, so it ignores singletons anyway.
     """
     totals = np.zeros((len(METRICS), 4))
-    for pair in zip(predicted, gold, strict=True):
-        totals += _document_counts(*(_mention_sets(clusters, singletons) for clusters in pair))
+    for of_document, gold_of_document in zip(predicted, gold, strict=True):
+        found = _mention_sets(of_document, singletons)
+        wanted = _mention_sets(gold_of_document, singletons)
+        totals += _document_counts(found, wanted)
     scores: Scores = {}
-    for name, (right_found, found, right_wanted, wanted) in zip(METRICS, totals.tolist(), strict=True):
-        precision, recall = right_found / found if found else 0.0, right_wanted / wanted if wanted else 0.0
-        f1 = 2 * precision * recall / (precision + recall) if precision + recall else 0.0
-        scores |= {f"{name}_precision": precision, f"{name}_recall": recall, f"{name}_f1": f1}
-    return {"f1": float(np.mean([scores[f"{name}_f1"] for name in METRICS[:3]])), **scores}
+    for name, (found_right, all_found, wanted_right, all_wanted) in zip(METRICS, totals.tolist(), strict=True):
+        precision = _share(found_right, all_found)
+        recall = _share(wanted_right, all_wanted)
+        scores[f"{name}_precision"] = precision
+        scores[f"{name}_recall"] = recall
+        scores[f"{name}_f1"] = _share(2 * precision * recall, precision + recall)
+    f1 = np.mean([scores[f"{name}_f1"] for name in METRICS[:3]])
+    return {"f1": float(f1), **scores}
+
+
+def _share(part: float, whole: float) -> float:
+    return part / whole if whole else 0.0
 
 
 def _mention_sets(clusters: Sequence[Cluster], singletons: bool) -> list[set[MentionSpan]]:
     sets = [set(cluster) for cluster in clusters]
     if len(set().union(*sets)) < sum(map(len, clusters)):
         raise ValueError("A mention is in a document's clusters twice; pass clusters that have no mention in common.")
-    return [mentions for mentions in sets if len(mentions) > (0 if singletons else 1)]
+    least = 1 if singletons else 2
+    return [mentions for mentions in sets if len(mentions) >= least]
 
 
 def _document_counts(found: list[set[MentionSpan]], wanted: list[set[MentionSpan]]) -> np.ndarray:
@@ -434,19 +492,24 @@ def _document_counts(found: list[set[MentionSpan]], wanted: list[set[MentionSpan
     from scipy.optimize import linear_sum_assignment
 
     # Shape: `(found, wanted)`, `(found, 1)`, `(1, wanted)`.
-    common = np.array([[len(one & other) for other in wanted] for one in found]).reshape(len(found), len(wanted))
-    found_sizes = np.array([*map(len, found)], dtype=float)[:, None]
-    wanted_sizes = np.array([*map(len, wanted)], dtype=float)[None]
+    common = np.zeros((len(found), len(wanted)), dtype=int)
+    for row, one in enumerate(found):
+        common[row] = [len(one & other) for other in wanted]
+    found_sizes = np.array([len(cluster) for cluster in found], dtype=float)[:, None]
+    wanted_sizes = np.array([len(cluster) for cluster in wanted], dtype=float)[None]
     # A cluster of n mentions has n - 1 links; the part that two clusters share keeps its size - 1.
     links = (common - 1).clip(0).sum()
     similarity = 2 * common / (found_sizes + wanted_sizes)
     aligned = similarity[linear_sum_assignment(similarity, maximize=True)].sum()
-    sizes = found_sizes.sum(), wanted_sizes.sum()
+    mentions_found = found_sizes.sum()
+    mentions_wanted = wanted_sizes.sum()
+    b_cubed_precision = (common**2 / found_sizes).sum()
+    b_cubed_recall = (common**2 / wanted_sizes).sum()
     return np.array(
         [
-            [links, sizes[0] - len(found), links, sizes[1] - len(wanted)],
-            [(common**2 / found_sizes).sum(), sizes[0], (common**2 / wanted_sizes).sum(), sizes[1]],
+            [links, mentions_found - len(found), links, mentions_wanted - len(wanted)],
+            [b_cubed_precision, mentions_found, b_cubed_recall, mentions_wanted],
             [aligned, len(found), aligned, len(wanted)],
-            [common.sum(), sizes[0], common.sum(), sizes[1]],
+            [common.sum(), mentions_found, common.sum(), mentions_wanted],
         ]
     )

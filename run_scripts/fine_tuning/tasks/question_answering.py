@@ -6,7 +6,6 @@ which are texts, none if the context has no answer, and the `answer_starts`, whi
 
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from copy import copy
 from dataclasses import dataclass
 from functools import partial
 from itertools import groupby
@@ -23,9 +22,9 @@ from modeling_elmo.heads.reader_pipeline import best_answers, characters_of_cont
 
 from ...program.command_line import option
 from ...program.data_files import LocatedRow, json_rows
-from ..data import DataArguments, check_cell, is_text, split_sources
+from ..data import DataArguments, check_cell, converted_splits, is_text, split_sources
 from ..metrics import answer_scores
-from ..task import Batch, Record, SplitOutput, Task, log_mean_probabilities
+from ..task import Batch, Record, SplitOutput, Task, log_mean_probabilities, right_padding
 from ..trainer import ADADELTA_HELP, EMA_HELP, TaskTrainingArguments
 
 QUESTION_WORDS = ("what", "which", "who", "whose", "whom", "when", "where", "why", "how")
@@ -78,20 +77,19 @@ class QuestionAnswering(Task):
     training_arguments_class = QuestionTrainingArguments
 
     def read_data(self) -> DatasetDict:
-        found = split_sources(self.arguments, {".json": question_rows, ".jsonl": question_rows})
-        names = ("question", "context", "answers", "id")
-        columns = {name: getattr(self.arguments, f"{name}_column") for name in names}
-        for source in found.values():
-            source.check_columns({name: columns[name] for name in names[:3]})  # an id may be absent
-        convert = partial(_question_row, columns=columns)
-        return DatasetDict({split: each.convert(convert, QUESTION_FEATURES, split) for split, each in found.items()})
+        sources = split_sources(self.arguments, {".json": question_rows, ".jsonl": question_rows})
+        columns = {name: getattr(self.arguments, f"{name}_column") for name in ("question", "context", "answers")}
+        for source in sources.values():
+            source.check_columns(columns)
+        columns["id"] = self.arguments.id_column  # which may be absent
+        return converted_splits(sources, partial(_question_row, columns=columns), QUESTION_FEATURES)
 
     def prepare(self, data: DatasetDict):
         unanswered = {split: has_unanswered(questions) for split, questions in data.items()}
         self.trained_on_unanswered = unanswered.get("train")
-        for split, found in unanswered.items():
-            if self.trained_on_unanswered not in (found, None):
-                having, lacking = (split, "train") if found else ("train", split)
+        for split, has_some in unanswered.items():
+            if self.trained_on_unanswered not in (has_some, None):
+                having, lacking = (split, "train") if has_some else ("train", split)
                 raise ValueError(
                     f"Split {having!r} has questions without an answer, but {lacking!r} has none, as if SQuAD "
                     "2.0 and 1.1 were mixed. Pass splits of one version; from a part of 2.0, pass more rows."
@@ -113,17 +111,23 @@ class QuestionAnswering(Task):
         words: list[set[Characters]] = [set() for _ in batch["id"]]
         for number, characters in zip(numbers, offsets, strict=True):
             words[number].update(pair for pair in characters if pair is not None)
-        examples = zip(words, *(batch[key] for key in ("id", "answers", "answer_starts")), strict=True)
-        answers = [words_of_answer(sorted(found), *example) for found, *example in examples]
-        positions = [answer_positions(row, answers[number]) for row, number in zip(offsets, numbers, strict=True)]
-        starts, ends = map(list, zip(*positions, strict=True))
+        answers = []
+        for number, name in enumerate(batch["id"]):
+            texts = batch["answers"][number]
+            answers.append(words_of_answer(sorted(words[number]), name, texts, batch["answer_starts"][number]))
+        starts = []
+        ends = []
+        for number, characters in zip(numbers, offsets, strict=True):
+            start, end = answer_positions(characters, answers[number])
+            starts.append(start)
+            ends.append(end)
         rows = {**windows, "example_number": numbers, "start_positions": starts, "end_positions": ends}
-        return rows if is_training else rows | {"offset_mapping": offsets}
+        if not is_training:
+            rows["offset_mapping"] = offsets
+        return rows
 
     def collator(self, tokenizer: ELMoTokenizer) -> DataCollatorWithPadding:
-        tokenizer = copy(tokenizer)
-        tokenizer.padding_side = "right"  # padding on the left would shift the positions of answers
-        return DataCollatorWithPadding(tokenizer)
+        return DataCollatorWithPadding(right_padding(tokenizer))
 
     def scores(self, output: SplitOutput) -> dict[str, Any]:
         predicted = [answer for _, answer, _ in self._answers(output)]
@@ -132,22 +136,28 @@ class QuestionAnswering(Task):
 
     def predictions(self, output: SplitOutput) -> Iterable[Record]:
         for example, answer, score in self._answers(output):
-            shown = {name: example[name] for name in ("id", "question", "answers")}
-            yield {**shown, "predicted": answer, "log_probability": round(score, 4)}
+            record = {name: example[name] for name in ("id", "question", "answers")}
+            yield {**record, "predicted": answer, "log_probability": round(score, 4)}
 
     def average(self, logits: Sequence[Any]) -> tuple[np.ndarray, ...]:
-        return tuple(map(log_mean_probabilities, zip(*logits, strict=True)))
+        starts, ends = zip(*logits, strict=True)
+        return log_mean_probabilities(starts), log_mean_probabilities(ends)
 
     def _answers(self, output: SplitOutput) -> Iterator[tuple[Record, str, float]]:
         """Each question, its best answer over all windows, and the answer's log-probability."""
         may_be_none = self.trained_on_unanswered
         if may_be_none is None:
             may_be_none = has_unanswered(output.examples)
-        rows = enumerate(zip(output.rows["example_number"], output.rows["offset_mapping"], strict=True))
-        starts, ends = map(torch.from_numpy, map(np.asarray, output.logits))
-        windows_of_questions = groupby(rows, key=lambda row: row[1][0])
+        start_logits, end_logits = output.logits
+        starts = torch.from_numpy(np.asarray(start_logits))
+        ends = torch.from_numpy(np.asarray(end_logits))
+        rows = zip(output.rows["example_number"], starts, ends, output.rows["offset_mapping"], strict=True)
+        windows_of_questions = groupby(rows, key=lambda row: row[0])
         for example, (_, windows) in zip(output.examples, windows_of_questions, strict=True):
-            parts = [(starts[row, : len(offsets)], ends[row, : len(offsets)], offsets) for row, (_, offsets) in windows]
+            parts = []
+            for _, window_starts, window_ends, offsets in windows:
+                length = len(offsets)
+                parts.append((window_starts[:length], window_ends[:length], offsets))
             [(score, start, end)], none = best_answers(parts, self.arguments.max_answer_length, count=1)
             if may_be_none and none - score > self.arguments.null_score_diff_threshold:
                 score, start, end = none, 0, 0
@@ -159,10 +169,16 @@ def has_unanswered(questions: Dataset) -> bool:
 
 
 def tokenize_windows(batch: Batch, tokenizer: ELMoTokenizer, arguments: QuestionAnsweringArguments) -> dict[str, Any]:
-    options = {"max_length": arguments.max_seq_length, "stride": arguments.doc_stride, "truncation": "only_second"}
-    options |= {"return_overflowing_tokens": True, "return_offsets_mapping": True}
     try:
-        return tokenizer(batch["question"], batch["context"], **options)
+        return tokenizer(
+            batch["question"],
+            batch["context"],
+            max_length=arguments.max_seq_length,
+            stride=arguments.doc_stride,
+            truncation="only_second",
+            return_overflowing_tokens=True,
+            return_offsets_mapping=True,
+        )
     except ValueError as error:
         lengths = [len(ids) - 2 for ids in tokenizer(batch["question"])["input_ids"]]
         words, name = max(zip(lengths, batch["id"], strict=True))
@@ -180,8 +196,9 @@ def words_of_answer(
         raise ValueError(f"Question {name}: the tokenizer finds no word in its context; pass another text.")
     if not answers:
         return None
-    end = starts[0] + len(answers[0])
-    inside = [(first, after) for first, after in words if first < end and after > starts[0]]
+    start = starts[0]
+    end = start + len(answers[0])
+    inside = [word for word in words if word[0] < end and word[1] > start]
     if not inside:
         raise ValueError(f"Question {name}: the tokenizer finds no word in the answer {answers[0]!r:.80}; correct it.")
     return inside[0], inside[-1]
@@ -223,32 +240,45 @@ def _objects(row: Mapping[str, Any], key: str, location: str) -> list[dict[str, 
 
 
 def _question_row(location: str, row: Mapping[str, Any], columns: dict[str, str]) -> dict[str, Any]:
-    name, question, context, answers = (row.get(columns[part]) for part in ("id", "question", "context", "answers"))
+    name = row.get(columns["id"])
+    question: Any = row.get(columns["question"])
+    context: Any = row.get(columns["context"])
     where = location if name is None else f"{location}, id {name}"
-    for part, text in (("question", question), ("context", context)):
-        check_cell(is_text(text), where, columns[part], text, "a text that is not empty")
-    texts, starts = _texts_and_starts(where, columns["answers"], answers)
+    check_cell(is_text(question), where, columns["question"], question, "a text that is not empty")
+    check_cell(is_text(context), where, columns["context"], context, "a text that is not empty")
+    texts, starts = _texts_and_starts(where, columns["answers"], row.get(columns["answers"]))
     is_impossible = row.get("is_impossible")  # in files of SQuAD 2.0
     fits = is_impossible in (None, True, False) and is_impossible != bool(texts)
     check_cell(fits, where, "is_impossible", is_impossible, f"true if there is no answer, else false: {texts}")
     for text, start in zip(texts, starts, strict=True):
-        fits, answer = is_text(text) and type(start) is int, {"text": text, "answer_start": start}
+        answer = {"text": text, "answer_start": start}
+        fits = is_text(text) and type(start) is int
         check_cell(fits, where, columns["answers"], answer, "a text and the number of a character")
         needed = f"the character, not byte, where {text!r:.80} begins: {context.find(text)} (-1: nowhere)"
         check_cell(start >= 0 and context.startswith(text, start), where, "answer_start", start, needed)
-    named = {"id": str(location if name is None else name), "question": question, "context": context}
-    return {**named, "answers": texts, "answer_starts": starts}
+    return {
+        "id": str(location if name is None else name),
+        "question": question,
+        "context": context,
+        "answers": texts,
+        "answer_starts": starts,
+    }
 
 
 def _texts_and_starts(where: str, column: str, value: Any) -> tuple[list, list]:
     """Texts and starts of the answers, from a list of answers (SQuAD's files) or from a dict of lists (data sets)."""
-    keys = ("text", "answer_start")
     texts: Any = None
     starts: Any = None
     if isinstance(value, Mapping):
-        texts, starts = map(value.get, keys)
-    elif isinstance(value, list) and all(isinstance(each, Mapping) and {*keys} <= {*each} for each in value):
-        texts, starts = ([each[key] for each in value] for key in keys)
+        texts = value.get("text")
+        starts = value.get("answer_start")
+    elif isinstance(value, list) and all(_is_answer(answer) for answer in value):
+        texts = [answer["text"] for answer in value]
+        starts = [answer["answer_start"] for answer in value]
     fits = isinstance(texts, list) and isinstance(starts, list) and len(texts) == len(starts)
     check_cell(fits, where, column, value, "answers that have a text and an answer_start each")
     return texts, starts
+
+
+def _is_answer(value: Any) -> bool:
+    return isinstance(value, Mapping) and "text" in value and "answer_start" in value

@@ -17,10 +17,8 @@ read as they are written (ARG0, A0). They never nest in one column.
   too, so only a frameset marks a predicate. Lines with # separate documents: `cat` joins the files of a corpus.
 """
 
-import math
 import re
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from copy import copy
 from dataclasses import dataclass
 from functools import partial
 from itertools import chain, groupby
@@ -44,9 +42,28 @@ from modeling_elmo.inputs import NO_LABEL
 
 from ...program.command_line import option
 from ...program.data_files import JSON_FORMATS, LocatedRow, Location, column_lines, format_suffix, not_words
-from ..data import DataArguments, check_cell, row_labels, sentence_of, split_sources, training_labels
-from ..metrics import RATES, Scores
-from ..task import Batch, Record, SplitOutput, Task, label_config, log_mean_odds, log_mean_probabilities
+from ..data import (
+    DataArguments,
+    check_cell,
+    continues,
+    converted_splits,
+    row_labels,
+    sentence_of,
+    split_sources,
+    training_labels,
+)
+from ..metrics import Scores
+from ..task import (
+    Batch,
+    Record,
+    SplitOutput,
+    Task,
+    label_config,
+    log_mean_odds,
+    log_mean_probabilities,
+    right_padding,
+    tokenize_sentences,
+)
 from ..trainer import ADADELTA_HELP, TaskTrainingArguments
 
 logger = logging.get_logger(__name__)
@@ -58,6 +75,7 @@ ROLE_FORMATS = {
 }
 KINDS = {"verb": ("VB", "VERB", "AUX"), "noun": ("NN", "NOUN", "PROPN"), "adjective": ("JJ", "ADJ"), "other": ("",)}
 ROLE_CELL = re.compile(r"(?:\(([^()*\s]+))?\*(\))?")
+BIO_TAG = re.compile("O|[BI]-.+", re.DOTALL)
 STRINGS = ("predicate_lemma", "predicate_sense", "predicate_kind")
 PREDICATE_TAGS = ("B-V", "I-V", "B-C-V", "I-C-V")
 ROLE_FEATURES = Features(
@@ -133,68 +151,79 @@ class SemanticRoles(Task):
 
     def read_data(self) -> DatasetDict:
         read = partial(role_rows, roles_format=self.arguments.roles_format)
-        found = split_sources(self.arguments, dict.fromkeys(ROLE_FORMATS, read) | JSON_FORMATS)
-        files = chain.from_iterable(source.files for source in found.values())
+        sources = split_sources(self.arguments, dict.fromkeys(ROLE_FORMATS, read) | JSON_FORMATS)
+        files = [file for source in sources.values() for file in source.files]
         if self.arguments.roles_format and not any(format_suffix(file) in ROLE_FORMATS for file in files):
             raise ValueError("--roles_format is for files with one word per line, and there is none; leave it out.")
-        return DatasetDict({split: each.convert(checked_row, ROLE_FEATURES, split) for split, each in found.items()})
+        return converted_splits(sources, checked_row, ROLE_FEATURES)
 
     def prepare(self, data: DatasetDict):
         self.labels = training_labels(data, "predicate_tags")
         self.config = label_config(self.labels)
         for split, sentences in data.items():
             tags = {tag for _, tag in row_labels(sentences, "predicate_tags")}
-            if unknown := {tag[2:] for tag in tags.difference(self.labels)}:
+            unknown = {tag[2:] for tag in tags.difference(self.labels)}
+            if unknown:
                 logger.warning(
                     f"Split {split!r} has roles that do not occur in 'train': {', '.join(sorted(unknown)):.200}. They "
                     "cannot be found, and their arguments count as errors."
                 )
-        most = self.arguments.max_length or math.inf
-        if cut := sum(place >= most - 2 for places in data["train"]["predicate_index"] for place in places):
-            logger.warning(f"--max_length {most} cuts {cut:,} predicates off the training data; they are left out.")
+        most = self.arguments.max_length
+        if most is not None:
+            places = chain.from_iterable(data["train"]["predicate_index"])
+            cut = sum(place >= most - 2 for place in places)
+            if cut:
+                logger.warning(f"--max_length {most} cuts {cut:,} predicates off the training data; they are left out.")
 
     def words(self, split: Dataset, tokenizer: ELMoTokenizer) -> Iterable[list[str]]:
         return split["tokens"]
 
     def encode(self, batch: Batch, tokenizer: ELMoTokenizer, is_training: bool) -> Batch:
         """A row per predicate, or one for a sentence without; the first row of a sentence has all predicate labels."""
-        most = self.arguments.max_length if is_training else None
-        encoding = tokenizer(batch["tokens"], is_split_into_words=True, truncation=most is not None, max_length=most)
-        rows: list[Record] = []
+        encoding = tokenize_sentences(batch["tokens"], tokenizer, self.arguments.max_length if is_training else None)
         ids = self.config["label2id"]
+        rows: list[Record] = []
         for number, (places, tags) in enumerate(zip(batch["predicate_index"], batch["predicate_tags"], strict=True)):
-            sentence = {name: encoding[name][number] for name in encoding} | {"example_number": number}
-            words = range(len(sentence["input_ids"]) - 2)
-            unknown = [NO_LABEL for _ in words]
-            predicates = [int(word in places) for word in words]
-            kept = [pair for pair in zip(places, tags, strict=True) if pair[0] in words]
-            for place, names in kept or [(None, None)]:
-                marks = [int(word == place) for word in words]
-                labels = [ids.get(names[word], NO_LABEL) for word in words] if names else unknown
-                row = {"labels": [NO_LABEL, *labels, NO_LABEL], "predicate_labels": [NO_LABEL, *predicates, NO_LABEL]}
-                rows.append({**sentence, **row, "token_type_ids": [0, *marks, 0]})
-                predicates = unknown  # in the sentence's other rows
+            sentence = {name: encoding[name][number] for name in encoding}
+            length = len(sentence["input_ids"])
+            predicate_labels = [NO_LABEL] * length
+            for word in range(length - 2):
+                predicate_labels[word + 1] = int(word in places)
+            predicates = [pair for pair in zip(places, tags, strict=True) if pair[0] < length - 2]  # not cut off
+            for place, names in predicates or [(None, [])]:
+                row = {**sentence, "example_number": number, "predicate_labels": predicate_labels}
+                row["labels"] = [NO_LABEL] * length
+                row["token_type_ids"] = [0] * length
+                if place is not None:
+                    names_of_words = names[: length - 2]
+                    row["labels"][1:-1] = [ids.get(name, NO_LABEL) for name in names_of_words]
+                    row["token_type_ids"][place + 1] = 1
+                rows.append(row)
+                predicate_labels = [NO_LABEL] * length  # in the sentence's other rows
         return {name: [row[name] for row in rows] for name in rows[0]}
 
     def collator(self, tokenizer: ELMoTokenizer) -> "RoleCollator":
         return RoleCollator(tokenizer)
 
     def scores(self, output: SplitOutput) -> dict[str, Any]:
-        read, examples = list(self._read(output)), output.examples
-        predicted = [each.tags for predicates, _ in read for each in predicates]
-        gold = [tags for sentence in examples["predicate_tags"] for tags in sentence]
-        kinds = [kind for sentence in examples["predicate_kind"] for kind in sentence]
-        found = predicate_scores([found for _, found in read], examples["predicate_index"])
-        return {**role_scores(predicted, gold, kinds if any(kinds) else None), **found}
+        predicted: list[list[str]] = []
+        predicates_found = []
+        for predicates, places in self._read(output):
+            predicted += [predicate.tags for predicate in predicates]
+            predicates_found.append(places)
+        gold = list(chain.from_iterable(output.examples["predicate_tags"]))
+        kinds = list(chain.from_iterable(output.examples["predicate_kind"]))
+        scores = role_scores(predicted, gold, kinds if any(kinds) else None)
+        return {**scores, **predicate_scores(predicates_found, output.examples["predicate_index"])}
 
     def predictions(self, output: SplitOutput) -> Iterable[Record]:
-        for example, (predicates, found) in zip(output.examples, self._read(output), strict=True):
+        for example, (predicates, places) in zip(output.examples, self._read(output), strict=True):
             words = example["tokens"]
             text, characters = join_words(words)
             record = labeled_sentence(text, words, characters, predicates)
             for verb, tags in zip(record["verbs"], example["predicate_tags"], strict=True):
                 verb["gold_tags"] = tags
-            yield {**record, "predicates": example["predicate_index"], "predicted_predicates": found}
+            yield {**record, "predicates": example["predicate_index"], "predicted_predicates": places}
 
     def preprocess_logits(self, logits: tuple[Tensor, Tensor], labels: Any = None) -> tuple[Tensor, Tensor, Tensor]:
         """The best labels of each row, their probabilities, and the scores of its words as predicates.
@@ -209,25 +238,33 @@ class SemanticRoles(Task):
         outside = predicate_logits < NO_WORD / 2
         is_before_end = outside.flip(1).cumsum(1).flip(1) > 0  # Trainer's padding follows the last marker
         best = decode_labels(log_probs, is_before_end & ~outside, tuple(self.labels))
-        probabilities = log_probs.gather(-1, best.clamp(min=0)[..., None])[..., 0].exp()
-        return best, probabilities, predicate_logits
+        labels_of_words = best.clamp(min=0)
+        best_log_probs = log_probs.gather(-1, labels_of_words[..., None]).squeeze(-1)
+        return best, best_log_probs.exp(), predicate_logits
 
     def average(self, logits: Sequence[Any]) -> tuple[np.ndarray, ...]:
         labels, predicates = zip(*logits, strict=True)
-        mean = (log_mean_probabilities(labels), log_mean_odds(predicates))
-        parts = zip(*(torch.from_numpy(array).split(DECODED_ROWS) for array in mean), strict=True)
-        return tuple(torch.cat(column).numpy() for column in zip(*map(self.preprocess_logits, parts), strict=True))
+        log_probs = torch.from_numpy(log_mean_probabilities(labels))
+        predicate_logits = torch.from_numpy(log_mean_odds(predicates))
+        parts = []
+        for part in zip(log_probs.split(DECODED_ROWS), predicate_logits.split(DECODED_ROWS), strict=True):
+            parts.append(self.preprocess_logits(part))
+        return tuple(torch.cat(column).numpy() for column in zip(*parts, strict=True))
 
     def _read(self, output: SplitOutput) -> Iterator[tuple[list[PredicateTags], list[int]]]:
         """For each sentence, the tags for its gold predicates, and the predicates that were found."""
-        rows = zip(*output.logits, strict=True)
+        labels, probabilities, predicate_logits = output.logits
+        row = 0
         for words, places in zip(output.examples["tokens"], output.examples["predicate_index"], strict=True):
             of_words = slice(1, len(words) + 1)
-            first, *others = ([column[of_words] for column in next(rows)] for _ in places or [None])
-            found = np.flatnonzero(first[2] > 0).tolist()
-            yield [self._tags(place, *row) for place, row in zip(places, [first, *others], strict=False)], found
+            places_found = np.flatnonzero(predicate_logits[row, of_words] > 0).tolist()
+            predicates = []
+            for number, place in enumerate(places, row):
+                predicates.append(self._tags(place, labels[number, of_words], probabilities[number, of_words]))
+            yield predicates, places_found
+            row += max(1, len(places))
 
-    def _tags(self, place: int, labels: np.ndarray, probabilities: np.ndarray, _: np.ndarray) -> PredicateTags:
+    def _tags(self, place: int, labels: np.ndarray, probabilities: np.ndarray) -> PredicateTags:
         check_numbers(torch.from_numpy(probabilities))
         # A marker that the sentence spells out is no word, and has no label.
         names = [self.labels[number] if number >= 0 else "O" for number in labels.tolist()]
@@ -238,16 +275,17 @@ class RoleCollator:
     """Pads rows on the right, and labels of words with -100."""
 
     def __init__(self, tokenizer: ELMoTokenizer):
-        self.tokenizer = copy(tokenizer)
-        self.tokenizer.padding_side = "right"  # scores read the words of a row from its left
+        self.tokenizer = right_padding(tokenizer)
 
     def __call__(self, rows: list[Record]) -> BatchEncoding:
-        targets = [name for name in ("labels", "predicate_labels") if name in rows[0]]
-        inputs = [{name: row[name] for name in row if name not in targets} for row in rows]
+        inputs = [dict(row) for row in rows]
+        targets = {}
+        for name in ("labels", "predicate_labels"):
+            if name in rows[0]:
+                labels = [torch.tensor(row.pop(name)) for row in inputs]
+                targets[name] = pad_sequence(labels, batch_first=True, padding_value=NO_LABEL)
         batch = self.tokenizer.pad(inputs, return_tensors="pt")
-        for name in targets:
-            columns = [torch.tensor(row[name]) for row in rows]
-            batch[name] = pad_sequence(columns, batch_first=True, padding_value=NO_LABEL)
+        batch.update(targets)
         return batch
 
 
@@ -261,14 +299,17 @@ def role_rows(path: Path, roles_format: str | None = None) -> Iterator[LocatedRo
         return bool(line.strip(" \t")) and not (name == "conll2012" and line.startswith("#"))
 
     for are_words, block in groupby(column_lines(path), key=has_word):
-        if are_words:
-            numbers, _, rows_of_cells = zip(*block, strict=True)
-            rows = list(rows_of_cells)
+        if not are_words:
+            continue
+        locations = []
+        rows = []
+        for number, _, cells in block:
+            locations.append(f"{path}, line {number}")
             if name != "propbank":  # whose words may have spaces
-                rows = [re.split(" +", " ".join(cells).strip(" ")) for cells in rows]
-            locations = [f"{path}, line {number}" for number in numbers]
-            layout = layout or _conll2005_layout(locations[0], rows)
-            yield locations, _sentence_row(locations, rows, layout)
+                cells = re.split(" +", " ".join(cells).strip(" "))
+            rows.append(cells)
+        layout = layout or _conll2005_layout(locations[0], rows)
+        yield locations, _sentence_row(locations, rows, layout)
 
 
 def _conll2005_layout(location: str, rows: list[list[str]]) -> Layout:
@@ -277,17 +318,23 @@ def _conll2005_layout(location: str, rows: list[list[str]]) -> Layout:
     roles = len(columns)
     while roles and any("*" in cell or "(" in cell for cell in columns[roles - 1]):
         roles -= 1
-    if roles < 2 or tuple(map(str, range(len(rows)))) in columns[1:3] or not_words([rows]):
+    word_indexes = tuple(map(str, range(len(rows))))
+    if roles < 2 or word_indexes in columns[1:3] or not_words([rows]):
         raise ValueError(
             f"{location} is not conll2005: word, part of speech and so on, a column with lemmas or -, and roles: "
             f"{rows[0]!r:.80}. {OTHER_FORMAT}"
         )
-    return Layout(word=0, tag=1 if roles > 2 else None, lemma=roles - 1, sense=None, mark=roles - 1, roles=roles)
+    lemma = roles - 1
+    tag = 1 if roles > 2 else None
+    return Layout(word=0, tag=tag, lemma=lemma, sense=None, mark=lemma, roles=roles)
 
 
 def _sentence_row(locations: list[str], rows: list[list[str]], layout: Layout) -> dict[str, Any]:
     fixed = layout.roles + layout.rest
-    predicates = [number for number, row in enumerate(rows) if row[layout.mark : layout.mark + 1] not in ([], ["-"])]
+    predicates = []
+    for number, row in enumerate(rows):
+        if len(row) > layout.mark and row[layout.mark] != "-":
+            predicates.append(number)
     for number, (location, row) in enumerate(zip(locations, rows, strict=True)):
         if len(row) != fixed + len(predicates):
             raise ValueError(
@@ -299,18 +346,21 @@ def _sentence_row(locations: list[str], rows: list[list[str]], layout: Layout) -
     columns = list(zip(*rows, strict=True))
     tags = []
     for column, number in enumerate(predicates, layout.roles):
-        found = _bio_tags(locations, columns[column], column + 1)
+        of_predicate = _bio_tags(locations, columns[column], column + 1)
+        tag = of_predicate[number]
         # The lemma of a predicate may stand beside a later word: `cross` reference, `x` - rays.
-        fits, needed = found.count("B-V") == 1 and found[number] in PREDICATE_TAGS, "in the column's one V, or its C-V"
-        check_cell(fits, locations[number], f"column {column + 1}", found[number], needed)
-        tags.append(found)
+        fits = of_predicate.count("B-V") == 1 and tag in PREDICATE_TAGS
+        check_cell(fits, locations[number], f"column {column + 1}", tag, "in the column's one V, or its C-V")
+        tags.append(of_predicate)
 
     def cells(column: int | None) -> list[str]:
-        return ["" if column is None else columns[column][number] for number in predicates]
+        if column is None:
+            return [""] * len(predicates)
+        return [columns[column][number] for number in predicates]
 
     return {
         "tokens": list(columns[layout.word]),
-        "predicate_index": [found.index("B-V") for found in tags],
+        "predicate_index": [of_predicate.index("B-V") for of_predicate in tags],
         "predicate_lemma": cells(layout.lemma),
         "predicate_sense": cells(layout.sense),
         "predicate_kind": [kind_of_predicate(tag) for tag in cells(layout.tag)],
@@ -319,22 +369,33 @@ def _sentence_row(locations: list[str], rows: list[list[str]], layout: Layout) -
 
 
 def _bio_tags(locations: Sequence[str], cells: Sequence[str], column: int) -> list[str]:
-    tags, role = [], None
+    tags = []
+    role = None  # that is open
     for location, cell in zip(locations, cells, strict=True):
-        begins, ends = match.groups() if (match := ROLE_CELL.fullmatch(cell)) else (None, None)
-        fits = match and not (begins and role) and not (ends and not begins and not role)
+        match = ROLE_CELL.fullmatch(cell)
+        begins, ends = match.groups() if match else (None, None)
+        fits = match and not (begins and role) and (not ends or begins or role)
         needed = f"a part of a role, (ROLE*) or (ROLE*, *, *), and {role or 'none'} is open before it"
         check_cell(fits, location, f"column {column}", cell, needed)
-        role = begins or role
-        tags.append(f"{'B' if begins else 'I'}-{role}" if role else "O")
-        role = None if ends else role
+        if begins:
+            role = begins
+            tags.append(f"B-{role}")
+        elif role:
+            tags.append(f"I-{role}")
+        else:
+            tags.append("O")
+        if ends:
+            role = None
     if role:
         raise ValueError(f"{locations[-1]}, column {column}: the sentence ends inside {role}; close it with *).")
     return tags
 
 
 def kind_of_predicate(tag: str) -> str:
-    return next(kind for kind, beginnings in KINDS.items() if tag.startswith(beginnings)) if tag else ""
+    for kind, beginnings in KINDS.items():
+        if tag and tag.startswith(beginnings):
+            return kind
+    return ""
 
 
 def checked_row(location: Location, row: Mapping[str, Any]) -> dict[str, Any]:
@@ -343,13 +404,16 @@ def checked_row(location: Location, row: Mapping[str, Any]) -> dict[str, Any]:
     indexes: Any = row.get("predicate_index")
     check_cell(isinstance(indexes, list), where, "predicate_index", indexes, "a list of the predicates' first words")
     parts: dict[str, Any] = {name: row.get(name) for name in ROLE_FEATURES if name != "tokens"}
-    parts |= {name: [""] * len(indexes) for name in STRINGS if parts[name] is None}
+    for name in STRINGS:
+        if parts[name] is None:
+            parts[name] = [""] * len(indexes)
     for name, value in parts.items():
         fits = isinstance(value, list) and len(value) == len(indexes)
         check_cell(fits, where, name, value, f"a list with an entry for each of {len(indexes)} predicates")
-        for entry in value if name in STRINGS else ():
-            fits = isinstance(entry, str) and (name != "predicate_kind" or entry in ("", *KINDS))
-            check_cell(fits, where, name, entry, f"a string, for a kind one of {', '.join(KINDS)}, or ''")
+        if name in STRINGS:
+            for entry in value:
+                fits = isinstance(entry, str) and (name != "predicate_kind" or entry in ("", *KINDS))
+                check_cell(fits, where, name, entry, f"a string, for a kind one of {', '.join(KINDS)}, or ''")
     for index, tags in zip(indexes, parts["predicate_tags"], strict=True):
         _check_predicate(where, len(tokens), index, tags)
     return {"tokens": tokens, **parts}
@@ -359,8 +423,8 @@ def _check_predicate(where: str, words: int, index: Any, tags: Any):
     fits = isinstance(tags, list) and len(tags) == words
     check_cell(fits, where, "predicate_tags", tags, f"lists with a tag for each of {words} words")
     for before, tag in zip(["O", *tags], tags, strict=False):
-        is_tag = isinstance(tag, str) and (tag == "O" or (tag[:2] in ("B-", "I-") and len(tag) > 2))
-        fits = is_tag and (tag[0] != "I" or before in (tag, f"B{tag[1:]}"))
+        is_tag = isinstance(tag, str) and BIO_TAG.fullmatch(tag) is not None
+        fits = is_tag and (tag[0] != "I" or continues(before, tag))
         check_cell(fits, where, "predicate_tags", tag, "a BIO tag (O, B-ROLE, I-ROLE) that fits the one before")
     starts = [number for number, tag in enumerate(tags) if tag == "B-V"]
     fits = type(index) is int and starts == [index]  # True and 1.0 equal 1
@@ -387,26 +451,44 @@ def role_scores(
     counts = [len(predicted), len(gold), len(gold if kinds is None else kinds)]
     if len({*counts}) > 1:
         raise ValueError(f"Received predicted tags, gold tags and kinds of {counts} predicates; pass equally many.")
-    found, wanted = (_numbered(tags, role_arguments) for tags in (predicted, gold))
-    scores = argument_rates(found, wanted)
+    predicted_arguments = _numbered(predicted, role_arguments)
+    gold_arguments = _numbered(gold, role_arguments)
+    scores = argument_rates(predicted_arguments, gold_arguments)
     del scores["number"]
-    scores["span_f1"] = argument_rates(*(_numbered(tags, role_spans) for tags in (predicted, gold)))["f1"]
-    roles = {role for _, (role, _) in found | wanted}
-    scores["per_type"] = _rates_apart(found, wanted, roles, lambda each: each[1][0])
+    scores["span_f1"] = argument_rates(_numbered(predicted, role_spans), _numbered(gold, role_spans))["f1"]
+
+    def role_of(argument: tuple[int, Any]) -> str:
+        return argument[1][0]
+
+    roles = set(map(role_of, predicted_arguments | gold_arguments))
+    scores["per_type"] = _rates_apart(predicted_arguments, gold_arguments, roles, role_of)
     if kinds is None:
         return scores
-    per_kind = _rates_apart(found, wanted, set(kinds) - {""}, lambda each: kinds[each[0]])
-    return scores | {f"{kind}_f1": rates["f1"] for kind, rates in per_kind.items()} | {"per_kind": per_kind}
+
+    def kind_of(argument: tuple[int, Any]) -> str:
+        return kinds[argument[0]]
+
+    per_kind = _rates_apart(predicted_arguments, gold_arguments, set(kinds) - {""}, kind_of)
+    for kind, rates in per_kind.items():
+        scores[f"{kind}_f1"] = rates["f1"]
+    return {**scores, "per_kind": per_kind}
 
 
-def _rates_apart(found: set, wanted: set, names: Collection[str], name_of: Callable[[Any], str]) -> dict[str, Scores]:
-    parts = {name: [{each for each in side if name_of(each) == name} for side in (found, wanted)] for name in names}
-    return {name: argument_rates(*parts[name]) for name in sorted(names)}
+def _rates_apart(predicted: set, gold: set, names: set[str], name_of: Callable[[Any], str]) -> dict[str, Scores]:
+    """The rates of the arguments of each name."""
+    rates = {}
+    for name in sorted(names):
+        predicted_part = {argument for argument in predicted if name_of(argument) == name}
+        gold_part = {argument for argument in gold if name_of(argument) == name}
+        rates[name] = argument_rates(predicted_part, gold_part)
+    return rates
 
 
 def predicate_scores(found: Sequence[Collection[int]], gold: Sequence[Collection[int]]) -> Scores:
     """Precision, recall and F1 of the indexes of predicates that were found in each sentence."""
-    sides = ({(number, index) for number, indexes in enumerate(side) for index in indexes} for side in (found, gold))
+    sides = []
+    for places_of_sentences in (found, gold):
+        sides.append({(number, place) for number, places in enumerate(places_of_sentences) for place in places})
     rates = argument_rates(*sides)
     return {f"predicate_{name}": rates[name] for name in ("precision", "recall", "f1")}
 
@@ -433,11 +515,20 @@ def role_arguments(tags: Sequence[str]) -> list[tuple[str, tuple[Span, ...]]]:
 def argument_rates(found: Collection, wanted: Collection) -> Scores:
     """Precision, recall, F1 and the number of gold elements."""
     right = len(set(found) & set(wanted))
-    rates = (right / max(len(found), 1), right / max(len(wanted), 1), 2 * right / max(len(found) + len(wanted), 1))
-    return dict(zip(RATES, (*rates, len(wanted)), strict=True))
+    return {
+        "precision": right / max(len(found), 1),
+        "recall": right / max(len(wanted), 1),
+        "f1": 2 * right / max(len(found) + len(wanted), 1),
+        "number": len(wanted),
+    }
 
 
 def _numbered(predicates: Sequence[Sequence[str]], parts_of: Callable[[Sequence[str]], list]) -> set[tuple[int, Any]]:
     """The number of each predicate with each part of its tags, but for the predicate itself and words outside."""
-    parts = ((number, part) for number, tags in enumerate(predicates) for part in parts_of(tags))
-    return {(number, part) for number, part in parts if part[0] not in ("", *PREDICATE_ROLES)}
+    numbered = set()
+    for number, tags in enumerate(predicates):
+        for part in parts_of(tags):
+            role, *_ = part
+            if role not in ("", *PREDICATE_ROLES):
+                numbered.add((number, part))
+    return numbered

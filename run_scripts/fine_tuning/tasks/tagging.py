@@ -4,7 +4,6 @@ A row of the data has the `tokens` of a sentence and their `tags`, lists of stri
 """
 
 from collections.abc import Iterable, Iterator, Mapping
-from copy import copy
 from dataclasses import dataclass
 from functools import partial
 from itertools import chain
@@ -20,9 +19,18 @@ from modeling_elmo.inputs import NO_LABEL
 
 from ...program.command_line import option
 from ...program.data_files import COLUMN_SUFFIXES, DEFAULT_TAGS, JSON_FORMATS, Location, column_rows
-from ..data import DataArguments, Source, check_cell, class_name, scored_labels, sentence_of, split_sources
+from ..data import (
+    DataArguments,
+    Source,
+    check_cell,
+    class_name,
+    continues,
+    scored_labels,
+    sentence_of,
+    split_sources,
+)
 from ..metrics import marks_entities, tagging_scores
-from ..task import Batch, Record, SplitOutput, Task, label_config
+from ..task import Batch, Record, SplitOutput, Task, label_config, right_padding, tokenize_sentences
 
 logger = logging.get_logger(__name__)
 
@@ -77,15 +85,24 @@ class Tagging(Task):
     scalar_mix_l2 = 0.1
 
     def read_data(self) -> DatasetDict:
-        names = ("tokens_column", "tags_column", "word_column", "comments")
-        read_columns = partial(column_rows, **{name: getattr(self.arguments, name) for name in names})
-        found = split_sources(self.arguments, dict.fromkeys(COLUMN_SUFFIXES, read_columns) | JSON_FORMATS)
-        return DatasetDict({split: _tagged_split(source, split, self.arguments) for split, source in found.items()})
+        read_columns = partial(
+            column_rows,
+            tokens_column=self.arguments.tokens_column,
+            tags_column=self.arguments.tags_column,
+            word_column=self.arguments.word_column,
+            comments=self.arguments.comments,
+        )
+        sources = split_sources(self.arguments, dict.fromkeys(COLUMN_SUFFIXES, read_columns) | JSON_FORMATS)
+        data = DatasetDict()
+        for split, source in sources.items():
+            data[split] = _tagged_split(source, split, self.arguments)
+        return data
 
     def prepare(self, data: DatasetDict):
         self.labels = scored_labels(data, "tags")
         self.has_entities = marks_entities(self.labels)
-        self.name, self.metric = ("ner", "f1") if self.has_entities else ("tagging", "accuracy")
+        self.name = "ner" if self.has_entities else "tagging"
+        self.metric = "f1" if self.has_entities else "accuracy"
         self.config = label_config(self.labels)
         if others := tags_that_are_not_bio(self.labels):
             scored = "" if self.has_entities else ", and all tags are scored by accuracy"
@@ -99,17 +116,16 @@ class Tagging(Task):
         return split["tokens"]
 
     def encode(self, batch: Batch, tokenizer: ELMoTokenizer, is_training: bool) -> Batch:
-        most = self.arguments.max_length if is_training else None
-        encoding = tokenizer(batch["tokens"], is_split_into_words=True, truncation=most is not None, max_length=most)
+        encoding = tokenize_sentences(batch["tokens"], tokenizer, self.arguments.max_length if is_training else None)
         ids = self.config["label2id"]
-        labels = [[NO_LABEL, *(ids.get(tag, NO_LABEL) for tag in tags)] for tags in batch["tags"]]
-        rows = zip(labels, encoding["input_ids"], strict=True)
-        return {**encoding, "labels": [[*row[: len(tokens) - 1], NO_LABEL] for row, tokens in rows]}
+        labels = []
+        for tags, tokens in zip(batch["tags"], encoding["input_ids"], strict=True):
+            of_words = [ids.get(tag, NO_LABEL) for tag in tags[: len(tokens) - 2]]
+            labels.append([NO_LABEL, *of_words, NO_LABEL])
+        return {**encoding, "labels": labels}
 
     def collator(self, tokenizer: ELMoTokenizer) -> DataCollatorForTokenClassification:
-        tokenizer = copy(tokenizer)
-        tokenizer.padding_side = "right"  # scores read the words of a row from its left
-        return DataCollatorForTokenClassification(tokenizer)
+        return DataCollatorForTokenClassification(right_padding(tokenizer))
 
     def scores(self, output: SplitOutput) -> dict[str, Any]:
         gold = list(output.examples["tags"])  # also tags that the training data lacks, which have no label
@@ -123,54 +139,74 @@ class Tagging(Task):
         return chain.from_iterable(self._predicted(output))
 
     def _predicted(self, output: SplitOutput) -> Iterator[list[str]]:
-        rows = zip(output.logits.argmax(-1), output.examples["tokens"], strict=True)
-        return ([self.labels[number] for number in numbers[1 : len(words) + 1]] for numbers, words in rows)
+        for numbers, words in zip(output.logits.argmax(-1), output.examples["tokens"], strict=True):
+            yield [self.labels[number] for number in numbers[1 : len(words) + 1]]
 
 
 def _tagged_split(source: Source, split: str, arguments: TaggingDataArguments) -> Dataset:
-    found = (name for name in TAG_COLUMNS if name in source.first())
-    columns = {"tokens": arguments.tokens_column, "tags": arguments.tags_column or next(found, DEFAULT_TAGS)}
+    tags_column = arguments.tags_column
+    if not tags_column:
+        known = [name for name in TAG_COLUMNS if name in source.first()]
+        tags_column = known[0] if known else DEFAULT_TAGS
+    columns = {"tokens": arguments.tokens_column, "tags": tags_column}
     source.check_columns(columns)
     source.tell_unread(columns.values(), "--tags_column names other tags")
-    names = source.class_names(columns["tags"])
-    convert = partial(_tagging_row, columns=columns, names=names, scheme=arguments.tag_scheme)
+    names = source.class_names(tags_column)
+    scheme = arguments.tag_scheme
+
+    def convert(location: Location, row: Mapping[str, Any]) -> dict[str, Any]:
+        tokens, locations = sentence_of(location, row, columns["tokens"])
+        tags = _row_tags(locations, row.get(tags_column), tags_column, names)
+        if scheme != "keep":
+            tags = _to_bio(locations, tags, scheme)
+        return {"tokens": tokens, "tags": tags}
+
     data = source.convert(convert, TAGGING_FEATURES, split)
-    kept = data["tags"] if arguments.tag_scheme == "keep" else []
-    if inside := [number for number, row in enumerate(kept) if _begins_inside(row)]:
-        logger.warning(
-            f"{source.name}: entities of {len(inside):,} sentences begin with I-, first in sentence {inside[0] + 1:,}: "
-            f"{' '.join(data[inside[0]]['tokens']):.80}. The tags are kept; if they are IOB1, pass --tag_scheme iob1."
-        )
+    if scheme == "keep":
+        _warn_of_iob1(source.name, data)
     return data
 
 
-def _tagging_row(
-    location: Location, row: Mapping[str, Any], columns: dict[str, str], names: list[str] | None, scheme: str
-) -> dict[str, Any]:
-    tokens, locations = sentence_of(location, row, columns["tokens"])
-    column = columns["tags"]
-    given: Any = row.get(column)
-    is_complete = isinstance(given, list) and len(given) == len(tokens)
-    check_cell(is_complete, locations[0], column, given, f"a list with a tag for each of {len(tokens)} words")
-    tags = [class_name(each, column, tag, names) for each, tag in zip(locations, given, strict=True)]
-    return {"tokens": tokens, "tags": tags if scheme == "keep" else _to_bio(locations, tags, scheme)}
+def _warn_of_iob1(name: str, data: Dataset):
+    inside = [number for number, tags in enumerate(data["tags"]) if _begins_inside(tags)]
+    if inside:
+        logger.warning(
+            f"{name}: entities of {len(inside):,} sentences begin with I-, first in sentence {inside[0] + 1:,}: "
+            f"{' '.join(data[inside[0]]['tokens']):.80}. The tags are kept; if they are IOB1, pass --tag_scheme iob1."
+        )
+
+
+def _row_tags(locations: list[str], tags: Any, column: str, names: list[str] | None) -> list[str]:
+    """The tag of each word; `locations` are those of the words."""
+    is_complete = isinstance(tags, list) and len(tags) == len(locations)
+    check_cell(is_complete, locations[0], column, tags, f"a list with a tag for each of {len(locations)} words")
+    return [class_name(place, column, tag, names) for place, tag in zip(locations, tags, strict=True)]
 
 
 def _begins_inside(tags: list[str]) -> bool:
     """Whether an entity begins with `I-TYPE`."""
-    pairs = zip(["O", *tags], tags, strict=False)
-    return any(tag[:2] == "I-" and before not in (tag, f"B{tag[1:]}") for before, tag in pairs)
+    before = "O"
+    for tag in tags:
+        if tag[:2] == "I-" and not continues(before, tag):
+            return True
+        before = tag
+    return False
 
 
 def _to_bio(locations: list[str], tags: list[str], scheme: str) -> list[str]:
     """Converts to BIO without changing entities. Tags that do not fit together are read as by conlleval and seqeval."""
-    letters, converted = SCHEME_LETTERS[scheme], []
+    letters = SCHEME_LETTERS[scheme]
+    converted = []
     for location, before, tag in zip(locations, ["O", *tags], tags, strict=False):
-        if tag != "O" and (tag[:1] not in letters or tag[1:2] != "-"):
+        if tag == "O":
+            converted.append(tag)
+            continue
+        if tag[:1] not in letters or tag[1:2] != "-":
             forms = ", ".join(f"{letter}-TYPE" for letter in letters)
             raise ValueError(
                 f"{location}: {tag!r} is not an {scheme.upper()} tag (O, {forms}); pass --tag_scheme keep."
             )
         goes_on = tag[0] in "IMEL" and before[0] in "BIM" and before[1:] == tag[1:]
-        converted.append(tag if tag == "O" else f"{'I' if goes_on else 'B'}{tag[1:]}")
+        letter = "I" if goes_on else "B"
+        converted.append(f"{letter}{tag[1:]}")
     return converted
