@@ -61,5 +61,7 @@ class Embedder:
 
     def __getstate__(self) -> dict[str, Any]:
         """Includes the times of the model's files: `datasets` caches the result for as long as this is the same."""
-        files = [(path.name, path.stat().st_mtime_ns) for path in sorted(Path(self.model).glob("*"))]
+        files = []
+        for path in sorted(Path(self.model).glob("*")):
+            files.append((path.name, path.stat().st_mtime_ns))
         return {**vars(self), "_loaded": None, "files": files}

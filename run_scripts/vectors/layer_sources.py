@@ -34,7 +34,8 @@ class LayerSourceArguments:
 
     def __post_init__(self):
         check_output(self.output, ".json")
-        if (self.write_sentences is None) == (self.model is self.vectors is self.word_vectors is None):
+        has_source = any(source is not None for source in (self.model, self.vectors, self.word_vectors))
+        if has_source == (self.write_sentences is not None):
             given = f"--model {self.model}, --vectors {self.vectors} and --word_vectors {self.word_vectors}"
             raise ValueError(f"Received {given}. Pass one or more of them, or only --write_sentences.")
 
@@ -50,7 +51,8 @@ def layer_sources(arguments: LayerSourceArguments, files: Mapping[str, str]) -> 
     sources = []
     if arguments.model is not None:
         model, tokenizer = load_model_and_tokenizer(arguments.model, arguments.device, arguments.trust_remote_code)
-        sources.append(LayerSource(partial(computed_layers, model, tokenizer), layer_names))
+        read = partial(computed_layers, model, tokenizer)
+        sources.append(LayerSource(read, layer_names))
     if arguments.vectors is not None:
         check_names(files.values())
         read = partial(stored_layers, Path(arguments.vectors), [])
@@ -58,7 +60,8 @@ def layer_sources(arguments: LayerSourceArguments, files: Mapping[str, str]) -> 
     if arguments.word_vectors is not None:
         words, vectors = read_word_vectors(arguments.word_vectors)
         rows = dict(zip(words, vectors, strict=True))
-        sources.append(LayerSource(partial(static_layers, rows), lambda count: ["word vectors"]))
+        read = partial(static_layers, rows)
+        sources.append(LayerSource(read, lambda count: ["word vectors"]))
     return sources
 
 
@@ -98,8 +101,8 @@ def stored_layers(folder: Path, sizes: list[int], sentences: Sentences, file: st
             if not sizes:
                 sizes[:] = layers.shape[::2]
             shape = (*sizes[:1], len(words), *sizes[1:])
-            is_numeric = layers.dtype.kind in "fiu" and np.isfinite(layers).all()
-            if not is_numeric or layers.shape != shape or 0 in sizes:
+            is_finite = layers.dtype.kind in "fiu" and np.isfinite(layers).all()
+            if not is_finite or layers.shape != shape or 0 in sizes:
                 stored_as = f"{layers.dtype} of shape {layers.shape}"
                 raise ValueError(f"array {number} is {stored_as}; its sentence needs finite numbers of shape {shape}")
             yield layers
@@ -121,8 +124,11 @@ def check_names(files: Iterable[str]):
 
 def text_name(file: str) -> str:
     """`X` of a file of words, such as `X.conllu`, `X.data.xml.gz`."""
-    name = Path(file).name.removesuffix(".gz").removesuffix(".zst").removesuffix(".xml")
-    return name.rpartition(".")[0] or name
+    name = Path(file).name
+    for suffix in (".gz", ".zst", ".xml"):
+        name = name.removesuffix(suffix)
+    stem, _, _ = name.rpartition(".")
+    return stem or name
 
 
 def write_sentences(folder: str, files: Mapping[str, str], sentences: Mapping[str, Sentences]) -> dict[str, str]:

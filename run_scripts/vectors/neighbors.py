@@ -31,7 +31,8 @@ def in_context(words: Sequence[str], start: int, end: int, width: int) -> str:
 
 
 def check_layer(layer: str, num_layers: int):
-    if layer not in (*NAMED_LAYERS, *map(str, range(num_layers + 1))):
+    numbers = map(str, range(num_layers + 1))
+    if layer not in (*NAMED_LAYERS, *numbers):
         raise ValueError(f"--layer {layer}: pass {', '.join(NAMED_LAYERS)}, or a number up to {num_layers}.")
 
 
@@ -40,7 +41,10 @@ def find_uses(sentences: Iterable[Sequence[str]], word: str | re.Pattern[str]) -
     pattern = re.compile(word)
     seen: set[tuple[str, ...]] = set()
     for words in sentences:
-        uses = [WordUse(words, position) for position, form in enumerate(words) if pattern.fullmatch(form)]
+        uses = []
+        for position, form in enumerate(words):
+            if pattern.fullmatch(form):
+                uses.append(WordUse(words, position))
         if uses and tuple(words) not in seen:
             seen.add(tuple(words))
             yield from uses

@@ -26,10 +26,16 @@ def spell(ids, width):
 
 def encode(sentences, width, plain_signs=False):
     """Lists of words as `character_ids` (batch, time, width) and `attention_mask` (batch, time)."""
-    if plain_signs:
-        sentences = [[unicodedata.normalize("NFC", word).translate(SIGNS) for word in words] for words in sentences]
-    rows = [[[byte + 1 for byte in word.encode("utf-8", "ignore")] for word in words] for words in sentences]
-    rows = [[spell(ids, width) for ids in ([BEGIN_SENTENCE], *row, [END_SENTENCE])] for row in rows]
+    rows = []
+    for words in sentences:
+        row = [spell([BEGIN_SENTENCE], width)]
+        for word in words:
+            if plain_signs:
+                word = unicodedata.normalize("NFC", word).translate(SIGNS)
+            ids = [byte + 1 for byte in word.encode("utf-8", "ignore")]
+            row.append(spell(ids, width))
+        row.append(spell([END_SENTENCE], width))
+        rows.append(row)
     character_ids = np.zeros((len(rows), max(map(len, rows)), width), dtype=np.int64)
     for place, row in enumerate(rows):
         character_ids[place, : len(row)] = row

@@ -39,9 +39,10 @@ class AnnotatedText(NamedTuple):
 
 def read_annotated(path: Path) -> AnnotatedText:
     """Reads `X.data.xml` with the senses of `X.gold.key.txt`. Phrases such as `took_place` are split into words."""
+    has_suffix = ".data.xml" in path.name
     keys_path = path.with_name(path.name.replace(".data.xml", ".gold.key.txt"))
-    if ".data.xml" not in path.name or not path.is_file() or not keys_path.is_file():
-        needed = keys_path.name if ".data.xml" in path.name else "X.gold.key.txt"
+    if not has_suffix or not path.is_file() or not keys_path.is_file():
+        needed = keys_path.name if has_suffix else "X.gold.key.txt"
         raise FileNotFoundError(f"{path}: pass X.data.xml or X.data.xml.gz, with {needed} in its folder.")
     senses, key_lines = read_keys(keys_path)
     uses = Counter[str]()
@@ -88,12 +89,14 @@ def read_keys(path: Path) -> tuple[dict[str, list[str]], dict[str, list[int]]]:
     senses: dict[str, list[str]] = {}
     lines = defaultdict(list)
     for number, line in numbered_lines(path):
-        if line.strip():
-            name, *keys = line.split()
-            if {*senses.setdefault(name, keys)} != {*keys}:
-                other = f"line {lines[name][0]} gives {' '.join(senses[name])}"
-                raise ValueError(f"{path}, line {number}: {other} to the instance {name}; give each its own id.")
-            lines[name].append(number)
+        if not line.strip():
+            continue
+        name, *keys = line.split()
+        before = senses.setdefault(name, keys)
+        if set(before) != set(keys):
+            other = f"line {lines[name][0]} gives {' '.join(before)}"
+            raise ValueError(f"{path}, line {number}: {other} to the instance {name}; give each its own id.")
+        lines[name].append(number)
     return senses, lines
 
 
@@ -127,7 +130,8 @@ def instance_vectors(text: AnnotatedText, layers_of_sentences: Iterable[np.ndarr
         if len(layers) > 1:
             layers = np.concatenate([layers, layers.mean(0, keepdims=True)])
         if sentence == 0:
-            means = np.empty((len(text.instances), len(layers), layers.shape[-1]), dtype=np.float16)
+            shape = (len(text.instances), len(layers), layers.shape[-1])
+            means = np.empty(shape, dtype=np.float16)
         while number < len(text.instances) and text.instances[number].sentence == sentence:
             instance = text.instances[number]
             means[number] = normalize(layers[:, instance.start : instance.end].mean(1))
@@ -162,7 +166,9 @@ def same_sense(
         others = sentences[:, None] != sentences
         if len(senses) < 2 or not others.any():
             continue
-        agree = np.array([[not one.senses.isdisjoint(other.senses) for other in uses] for one in uses])
+        agree = np.empty((len(uses), len(uses)), dtype=bool)
+        for row, use in enumerate(uses):
+            agree[row] = [not use.senses.isdisjoint(other.senses) for other in uses]
         for layer in range(len(names)):
             in_layer = vectors[members, layer].astype(np.float32)
             cosines = np.where(others, in_layer @ in_layer.T, -2)
@@ -236,7 +242,8 @@ def disambiguation(
             for name in names:
                 correct[name] += first in instance.senses
             continue
-        cosines = np.einsum("sld,ld->sl", np.stack(list(known.values())), vector.astype(np.float32))
+        of_senses = np.stack(list(known.values()))
+        cosines = np.einsum("sld,ld->sl", of_senses, vector.astype(np.float32))
         nearest = cosines >= cosines.max(0) - EQUAL_COSINES
         agree = np.array([sense in instance.senses for sense in known])
         for name, share in zip(names, _shares(nearest.T, agree), strict=True):
@@ -246,7 +253,11 @@ def disambiguation(
 
 
 def uses_of_lemma(lemma: str, instances: Sequence[SenseInstance]) -> list[int]:
-    members = [number for number, instance in enumerate(instances) if instance.lemma[0] == lemma.lower()]
+    members = []
+    for number, instance in enumerate(instances):
+        word, _ = instance.lemma
+        if word == lemma.lower():
+            members.append(number)
     if len(members) < 3:
         raise ValueError(f"--lemma {lemma} has {len(members)} use(s) in --train_file; pass a more frequent lemma.")
     return members

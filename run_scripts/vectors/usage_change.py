@@ -50,7 +50,8 @@ def order_groups(names: Iterable[str], bin_width: float | None) -> tuple[dict[st
 
 def bin_name(number: float, width: float) -> str:
     """`1980-1989` for widths that are whole numbers, `1980` for the width 1, `0.5-1` for others."""
-    start = math.floor(round(number / width, 9)) * width  # 0.3 / 0.1 is below 3
+    bins_below = math.floor(round(number / width, 9))  # 0.3 / 0.1 is below 3
+    start = bins_below * width
     if width == 1:
         return f"{start:.10g}"
     end = start + width
@@ -131,8 +132,8 @@ def distance_within(vectors: np.ndarray) -> float:
 def typical_uses(vectors: Mapping[str, np.ndarray], group: str, top_k: int) -> list[int]:
     """The uses of a group that are nearest to its uses, and farthest from those of the others."""
     uses = normalize(vectors[group])
-    others = np.concatenate([normalize(vectors[name]) for name in vectors if name != group])
-    direction = uses.mean(0) - others.mean(0)
+    others = [normalize(vectors[name]) for name in vectors if name != group]
+    direction = uses.mean(0) - np.concatenate(others).mean(0)
     scores = uses @ direction
     return (-scores).argsort(kind="stable")[:top_k].tolist()
 
@@ -148,7 +149,8 @@ def format_change(found: Mapping[str, Any]) -> str:
     """The groups with their typical uses, and `shown_pairs`."""
     lines = [f"{found['word']} by {found['group_by']}"]
     for group in found["groups"]:
-        lines += ["", f"{group['name']}: {group['uses']} uses, with a mean distance of {group['distance_within']:.3f}"]
+        distance = group["distance_within"]
+        lines += ["", f"{group['name']}: {group['uses']} uses, with a mean distance of {distance:.3f}"]
         lines += [f"  {use}" for use in group["typical_uses"]]
     header = [""]
     for name in MEASURES_OF_CHANGE:
@@ -161,6 +163,6 @@ def format_change(found: Mapping[str, Any]) -> str:
         rows.append(row)
     lines += ["", markdown_table(rows)]
     if found["left_out"]:
-        left_out = ", ".join(f"{name} ({uses})" for name, uses in found["left_out"].items())
-        lines += ["", f"Left out, with fewer than --min_uses {found['min_uses']}: {left_out}"]
+        left_out = [f"{name} ({uses})" for name, uses in found["left_out"].items()]
+        lines += ["", f"Left out, with fewer than --min_uses {found['min_uses']}: {', '.join(left_out)}"]
     return "\n".join(lines)
