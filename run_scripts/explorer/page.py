@@ -99,7 +99,8 @@ LAUNCH_OPTIONS: dict[str, Any] = {
 def pass_proxy(*names: str):
     """Lets this process ask these hosts itself, whatever proxy is set."""
     former = os.environ.get("no_proxy") or os.environ.get("NO_PROXY")
-    os.environ["no_proxy"] = os.environ["NO_PROXY"] = ",".join([*([former] if former else []), *names])
+    hosts = [former, *names] if former else names
+    os.environ["no_proxy"] = os.environ["NO_PROXY"] = ",".join(hosts)
 
 
 def build_page(
@@ -119,25 +120,31 @@ def build_page(
     """
     text = Corpus.from_files(corpus, language=split_sentences) if corpus else None
     opened = [open_model(name, trust_remote_code) for name in models]
-    bilms, heads = ([each for each in opened if (each.task is None) == is_bilm] for is_bilm in (True, False))
+    bilms = [model for model in opened if model.task is None]
+    heads = [model for model in opened if model.task is not None]
+    predicting = [model for model in bilms if model.predicts]
+    mixing = [model for model in heads if readings.mixes_of(model)]
     with gr.Blocks(title=TITLE, analytics_enabled=False) as page:
         gr.HTML(f"<h1>{TITLE}</h1>" + "<br>".join(map(model_line, opened)))
         with gr.Tabs(overflow_behavior="wrap"):
             if bilms:
                 add_uses_tab(page, bilms, text)
-            if predicting := [each for each in bilms if each.predicts]:
+            if predicting:
                 add_expectations_tab(page, predicting)
             if heads:
                 add_heads_tab(page, heads)
-            if mixed := [each for each in heads if readings.mixes_of(each)]:
-                add_weights_tab(mixed)
+            if mixing:
+                add_weights_tab(mixing)
     pass_proxy("127.0.0.1", "localhost", "::1")
     return page.queue(max_size=32, api_open=False)  # an open API passes the queue
 
 
 def add_uses_tab(page: gr.Blocks, bilms: list[OpenModel], corpus: Corpus | None):
     def uses(text: str, word: str | None, layer: int):
-        return [part for each in bilms for part in uses_of(each, text, word, layer, corpus)]
+        parts = []
+        for bilm in bilms:
+            parts += uses_of(bilm, text, word, layer, corpus)
+        return parts
 
     def first_uses(text: str, layer: int):
         try:
@@ -156,13 +163,14 @@ def add_uses_tab(page: gr.Blocks, bilms: list[OpenModel], corpus: Corpus | None)
         look = gr.Button("Look", variant="primary")
         with gr.Row():
             word = gr.Dropdown(label="Chosen word: click one below", allow_custom_value=True, scale=2)
-            layers = [(name, n) for n, name in enumerate(max(bilms, key=lambda each: len(each.layers)).layers)]
+            deepest = max(bilms, key=lambda bilm: len(bilm.layers))
+            layers = [(name, number) for number, name in enumerate(deepest.layers)]
             layer = gr.Radio(layers, value=len(layers) - 1, label="Layer of the nearest uses and of their map", scale=3)
         outputs = []
         with gr.Row():
-            for each in bilms:
+            for bilm in bilms:
                 with gr.Column(min_width=420):
-                    gr.HTML(model_line(each))
+                    gr.HTML(model_line(bilm))
                     cosines = gr.HTML(js_on_load=CLICK)
                     with gr.Row():
                         with gr.Column(min_width=400):
@@ -193,9 +201,13 @@ def uses_of(opened: OpenModel, text: str, word: str | None, layer: int | None, c
     except (ValueError, ImportError) as error:
         return [note(str(error)), "", *use_map(None)]
     rows = [{"cosine": cosine, "nearest in other sentences": found.uses[near]} for near, cosine in found.nearest]
-    nearest = f"the nearest in another sentence has the cosine {rows[0]['cosine']:.2f}" if rows else "in one sentence"
-    shown = note(f"Uses of the word: {len(found.uses)}; {nearest}.") + cosine_lines(opened.layers, lines, names, word)
-    return [shown, shaded_table(rows, ["cosine"], "{:.2f}") if rows else "", *use_map(found)]
+    nearest = "in one sentence"
+    table = ""
+    if rows:
+        nearest = f"the nearest in another sentence has the cosine {rows[0]['cosine']:.2f}"
+        table = shaded_table(rows, ["cosine"], "{:.2f}")
+    summary = note(f"Uses of the word: {len(found.uses)}; {nearest}.")
+    return [summary + cosine_lines(opened.layers, lines, names, word), table, *use_map(found)]
 
 
 def use_map(found: SimilarUses | None) -> tuple[gr.ScatterPlot, str]:
@@ -204,18 +216,30 @@ def use_map(found: SimilarUses | None) -> tuple[gr.ScatterPlot, str]:
         axes = {"x": "first component", "y": "second component", "color": "group", "tooltip": ["use"]}
         return gr.ScatterPlot(**axes, color_map=MAP_COLORS, height=320, visible=False), ""
     # Gradio draws a change of the points only, and of them those in the colors of the first map.
-    groups = dict.fromkeys(range(len(found.uses)), "other uses")
-    groups |= dict.fromkeys((near for near, _ in found.nearest), "nearest uses") | {found.query: "chosen use"}
-    columns = {"first component": found.points[:, 0], "second component": found.points[:, 1]}
-    table = pd.DataFrame({**columns, "group": groups.values(), "use": list(map(str, found.uses))})
+    groups = ["other uses"] * len(found.uses)
+    for near, _ in found.nearest:
+        groups[near] = "nearest uses"
+    groups[found.query] = "chosen use"
+    table = pd.DataFrame(
+        {
+            "first component": found.points[:, 0],
+            "second component": found.points[:, 1],
+            "group": groups,
+            "use": list(map(str, found.uses)),
+        }
+    )
     colors = pd.DataFrame({"group": MAP_COLORS.keys()})  # without a place, so that they are not drawn
-    shares = " and ".join(f"{share:.0%} by the {name}" for name, share in zip(columns, found.shares, strict=True))
+    first, second = found.shares
+    shares = f"{first:.0%} by the first component and {second:.0%} by the second component"
     return gr.ScatterPlot(pd.concat([colors, table]), visible=True), note(f"Variance explained: {shares}.")
 
 
 def add_expectations_tab(page: gr.Blocks, bilms: list[OpenModel]):
     def expect(text: str):
-        return "".join(model_line(each) + told(expectation_lines, each, text) for each in bilms)
+        shown = ""
+        for bilm in bilms:
+            shown += model_line(bilm) + told(expectation_lines, bilm, text)
+        return shown
 
     with gr.Tab("What the model expects"):
         gr.Markdown(
@@ -229,18 +253,25 @@ def add_expectations_tab(page: gr.Blocks, bilms: list[OpenModel]):
 
 
 def add_heads_tab(page: gr.Blocks, heads: list[OpenModel]):
-    tasks = {each.task for each in heads}
+    tasks = {head.task for head in heads}
     with gr.Tab("Heads"):
         limit = f" of up to {readings.LONGEST_SENTENCE} words" if "semantic-role-labeling" in tasks else ""
         text = text_box(f"Text, one sentence{limit} a line", language_of(heads[0], FIRST_STORIES))
-        asks, pairs = "extractive-question-answering" in tasks, "text-classification" in tasks
-        question = gr.Textbox(language_of(heads[0], FIRST_QUESTIONS), label="Question about the text", visible=asks)
-        first_second = language_of(heads[0], FIRST_SECOND_TEXTS) if any(map(readings.needs_pairs, heads)) else ""
-        second = gr.Textbox(first_second, label="Second text, for classifiers of pairs", visible=pairs)
-        look, inputs = gr.Button("Look", variant="primary"), [text, question, second]
-        for number, each in enumerate(heads, 1):
-            gr.HTML(model_line(each))
-            find = partial(told, marked_text, each)
+        question = gr.Textbox(
+            language_of(heads[0], FIRST_QUESTIONS),
+            label="Question about the text",
+            visible="extractive-question-answering" in tasks,
+        )
+        second = gr.Textbox(
+            language_of(heads[0], FIRST_SECOND_TEXTS) if any(map(readings.needs_pairs, heads)) else "",
+            label="Second text, for classifiers of pairs",
+            visible="text-classification" in tasks,
+        )
+        look = gr.Button("Look", variant="primary")
+        for number, head in enumerate(heads, 1):
+            gr.HTML(model_line(head))
+            find = partial(told, marked_text, head)
+            inputs = [text, question, second]
             gr.on([look.click, page.load], find, inputs, gr.HTML(), api_name=f"head_{number}", **QUEUED)
 
 
@@ -251,11 +282,11 @@ def add_weights_tab(heads: list[OpenModel]):
             "gamma is the factor of the weighted sum (equation 1 of the paper)."
         )
         with gr.Row():
-            for each in heads:
+            for head in heads:
                 with gr.Column(min_width=420):
-                    gr.HTML(model_line(each))
-                    for place, (shares, gamma) in readings.mixes_of(each).items():
-                        gr.HTML(share_bars(f"ELMo at the {place} of the network", each.layers, shares, gamma))
+                    gr.HTML(model_line(head))
+                    for place, (shares, gamma) in readings.mixes_of(head).items():
+                        gr.HTML(share_bars(f"ELMo at the {place} of the network", head.layers, shares, gamma))
 
 
 def text_box(label: str, value: str) -> gr.Textbox:
@@ -265,8 +296,12 @@ def text_box(label: str, value: str) -> gr.Textbox:
 def language_of(opened: OpenModel, texts: Sequence[str]) -> str:
     """The text of which the model knows the most words."""
     tokenizer = opened.tokenizer
-    ids = {text: tokenizer.encode_words(tokenizer.splitter.words(text))[0] for text in texts}
-    return max(texts, key=lambda text: np.mean(ids[text] != tokenizer.unk_token_id))
+
+    def known_share(text: str) -> float:
+        ids, _ = tokenizer.encode_words(tokenizer.splitter.words(text))
+        return np.mean(ids != tokenizer.unk_token_id)
+
+    return max(texts, key=known_share)
 
 
 def told(function: Callable[..., str], *inputs: Any) -> str:
@@ -279,7 +314,9 @@ def told(function: Callable[..., str], *inputs: Any) -> str:
 
 def shaded(value: float, most: float = 1.0, positive: str = BLUE) -> str:
     """The background of a value: none for 0, strongest from `most` on, another color below 0."""
-    return f"background: rgba({positive if value >= 0 else ORANGE}, {0.7 * min(abs(value) / most, 1):.2f})"
+    color = positive if value >= 0 else ORANGE
+    opacity = 0.7 * min(abs(value) / most, 1)
+    return f"background: rgba({color}, {opacity:.2f})"
 
 
 def note(text: str) -> str:
@@ -311,14 +348,15 @@ def cosine_lines(
     shown = []
     for (words, cosines_LW), line in zip(lines, names, strict=True):
         columns = ""
-        for word, each, cosines in zip(words, line, cosines_LW.T.tolist(), strict=True):
-            pressed = "true" if each == name else "false"
-            button = f'<button data-word="{escape(each)}" aria-pressed="{pressed}">{escape(word)}</button>'
+        for word, word_name, cosines in zip(words, line, cosines_LW.T.tolist(), strict=True):
+            pressed = "true" if word_name == name else "false"
+            button = f'<button data-word="{escape(word_name)}" aria-pressed="{pressed}">{escape(word)}</button>'
             cells = "".join(f'<span style="{shaded(cosine)}">{cosine:.2f}</span>' for cosine in cosines)
             columns += f'<div class="elmo-word">{button}{cells}</div>'
         keys = f'<div class="elmo-keys">{key * len(words)}</div>'  # for any number of rows; the rest is cut
         shown.append((words, f'<div class="elmo-line">{keys}<div dir="auto">{columns}</div></div>'))
-    return folded(shown, next(number for number, line in enumerate(names) if name in line))
+    chosen_line = next(number for number, line in enumerate(names) if name in line)
+    return folded(shown, chosen_line)
 
 
 def shaded_table(rows: Sequence[dict[str, Any]], numbers: list[str], digits: str, **shades: Any) -> str:
@@ -331,41 +369,51 @@ def shaded_table(rows: Sequence[dict[str, Any]], numbers: list[str], digits: str
 def expectation_lines(opened: OpenModel, text: str) -> str:
     """A table for each line, with a row for each word, colored by its surprise in each direction."""
     lines = readings.expectations(opened, text)
-    before, after = np.mean([(each.forward_bits, each.backward_bits) for line in lines for each in line], axis=0)
+    surprises = [(word.forward_bits, word.backward_bits) for line in lines for word in line]
+    before, after = np.mean(surprises, axis=0)
     sentence = f"Mean surprise of a word: {before:.1f} bits given the words before, {after:.1f} given the words after."
     shown = []
     for line in lines:
-        rows = [
-            {
-                "word": each.word + ("*" if each.token == UNK_WORD else ""),
-                "bits": each.forward_bits,
-                "expected from the words before": shown_guesses(each.forward, each.token),
-                "bits, backward": each.backward_bits,
-                "expected from the words after": shown_guesses(each.backward, each.token),
-                "expected from both": shown_guesses(each.both, each.token),
-            }
-            for each in line
-        ]
+        rows = []
+        for expected in line:
+            mark = "*" if expected.token == UNK_WORD else ""
+            rows.append(
+                {
+                    "word": expected.word + mark,
+                    "bits": expected.forward_bits,
+                    "expected from the words before": shown_guesses(expected.forward, expected.token),
+                    "bits, backward": expected.backward_bits,
+                    "expected from the words after": shown_guesses(expected.backward, expected.token),
+                    "expected from both": shown_guesses(expected.both, expected.token),
+                }
+            )
         table = shaded_table(rows, ["bits", "bits, backward"], "{:.1f}", most=MOST_BITS, positive=ORANGE)
-        shown.append(([each.word for each in line], table))
+        shown.append(([expected.word for expected in line], table))
     return note(sentence) + folded(shown)
 
 
 def marked_text(opened: OpenModel, *inputs: str) -> str:
     """What a head finds: the number of labeled pieces, and the text with their labels."""
-    found = readings.head_pieces(opened, *inputs)
-    labels = [label for _, label in found if label]
-    kinds = [*dict.fromkeys(labels)]
-    shown = note(f"Labeled pieces: {len(labels)}." if labels else "Nothing found.") + '<div class="elmo-text">'
-    for text, label in found:
-        mark = label and f'<mark style="background: hsl({210 + 157 * kinds.index(label)} 80% 50% / 0.3)">'
-        shown += f"{mark}{escape(text)}<bdi>{escape(label)}</bdi></mark>" if label else escape(text)
-    return f"{shown}</div>"
+    kinds: list[str] = []
+    count = 0
+    marked = ""
+    for text, label in readings.head_pieces(opened, *inputs):
+        if not label:
+            marked += escape(text)
+            continue
+        count += 1
+        if label not in kinds:
+            kinds.append(label)
+        color = f"hsl({210 + 157 * kinds.index(label)} 80% 50% / 0.3)"
+        marked += f'<mark style="background: {color}">{escape(text)}<bdi>{escape(label)}</bdi></mark>'
+    summary = f"Labeled pieces: {count}." if count else "Nothing found."
+    return f'{note(summary)}<div class="elmo-text">{marked}</div>'
 
 
 def share_bars(title: str, layers: Sequence[str], shares: Sequence[float], gamma: float) -> str:
     """A bar for the share of each layer, with a line at the average."""
-    largest, average = layers[int(np.argmax(shares))], f"1/{len(layers)}"
+    largest = layers[int(np.argmax(shares))]
+    average = f"1/{len(layers)}"
     sentence = f"{title}, gamma {gamma:.2f}. Largest share: {largest}. The dashed line is the average, {average}."
     bars = f'<div class="elmo-bars" style="--average: calc(100% * {average})">'
     for layer, share in zip(layers, shares, strict=True):
@@ -376,5 +424,8 @@ def share_bars(title: str, layers: Sequence[str], shares: Sequence[float], gamma
 
 def shown_guesses(guesses: Iterable[Prediction], token: str) -> str:
     """Words with their probabilities; what the word of the text counts as is in brackets."""
-    pairs = ((f"[{token}]" if guess.word == token else guess.word, math.exp(guess.log_prob)) for guess in guesses)
-    return "\u2003".join(f"\u2068{text}\u2069\u00a0{share:.1%}" for text, share in pairs)  # whatever its direction
+    shown = []
+    for guess in guesses:
+        text = f"[{token}]" if guess.word == token else guess.word
+        shown.append(f"\u2068{text}\u2069\u00a0{math.exp(guess.log_prob):.1%}")  # isolated, whatever its direction
+    return "\u2003".join(shown)

@@ -5,7 +5,7 @@ import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from itertools import accumulate, groupby, islice
+from itertools import accumulate, chain, groupby, islice
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -73,10 +73,13 @@ def open_model(name: str, trust_remote_code: bool = False) -> OpenModel:
     if architecture not in ARCHITECTURES:
         raise ValueError(f"{name} has the architecture {architecture}; pass one of {', '.join(ARCHITECTURES)}.")
     auto_class, task = ARCHITECTURES[architecture]
-    if auto_class is transformers.AutoModelForPreTraining and not (config.has_softmax and config.vocab_size > 4):
+    predicts = config.has_softmax and config.vocab_size > 4
+    if auto_class is transformers.AutoModelForPreTraining and not predicts:
         auto_class = transformers.AutoModel  # nothing but special words, or published without its softmax
     model, tokenizer = load_model_and_tokenizer(name, None, trust_remote_code, auto_class=auto_class)
-    return OpenModel(Path(name).resolve().name if Path(name).is_dir() else name, model, tokenizer, task)
+    if Path(name).is_dir():
+        name = Path(name).resolve().name
+    return OpenModel(name, model, tokenizer, task)
 
 
 def lines_of(text: str | None, name: str = "text") -> list[str]:
@@ -84,28 +87,35 @@ def lines_of(text: str | None, name: str = "text") -> list[str]:
     text = text or ""
     if len(text) > LONGEST_TEXT:
         raise ValueError(f"The {name} has {len(text):,} characters; the limit is {LONGEST_TEXT:,}. Shorten it.")
-    if lines := [line.strip() for line in text.splitlines() if line.strip()]:
-        return lines
-    raise ValueError(f"There is no {name} yet. Type one.")
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    if not lines:
+        raise ValueError(f"There is no {name} yet. Type one.")
+    return lines
 
 
 def named_words(opened: OpenModel, text: str) -> list[list[str]]:
     """A name for each word of each line: the word, with a number from its second use on: `play`, `play (2)`."""
-    seen: dict[str, int] = {}
+    counts = Counter[str]()
     names = []
     for line in lines_of(text):
-        names.append([])
+        of_line = []
         for word in opened.tokenizer.splitter.words(line):
-            seen[word] = seen.get(word, 0) + 1
-            names[-1].append(word if seen[word] == 1 else f"{word} ({seen[word]})")
+            counts[word] += 1
+            count = counts[word]
+            of_line.append(word if count == 1 else f"{word} ({count})")
+        names.append(of_line)
     return names
 
 
 def words_to_choose(opened: OpenModel, text: str) -> tuple[list[str], str]:
     """The names of all words, and that of a word to begin with: the most frequent, and of these the longest."""
-    names = [name for line in named_words(opened, text) for name in line]
+    names = list(chain.from_iterable(named_words(opened, text)))
     counts = Counter(name.partition(" (")[0] for name in names)
-    return names, max(names, key=lambda name: (counts[name], len(name) if name in counts else 0))
+
+    def rank(name: str) -> tuple[int, int]:
+        return (counts[name], len(name)) if name in counts else (0, 0)
+
+    return names, max(names, key=rank)
 
 
 def chosen_use(opened: OpenModel, text: str, name: str) -> tuple[list[list[str]], int, int]:
@@ -113,17 +123,19 @@ def chosen_use(opened: OpenModel, text: str, name: str) -> tuple[list[list[str]]
     lines = named_words(opened, text)
     for line, names in enumerate(lines):
         if name in names:
-            words = [opened.tokenizer.splitter.words(each) for each in lines_of(text)]
+            words = list(map(opened.tokenizer.splitter.words, lines_of(text)))
             return words, line, names.index(name)
     raise ValueError(f"{opened.name} reads no word {name!r} in this text. Choose one of its words.")
 
 
 def layer_cosines(opened: OpenModel, text: str, name: str) -> list[tuple[list[str], np.ndarray]]:
     """The words of each line, and the cosines `(layers, words)` of the chosen word with each."""
-    words, line, place = chosen_use(opened, text, name)
-    vectors = [normalize(each) for _, each in embed_sentences(words, opened.bilm, opened.tokenizer, layers="all")]
-    chosen = vectors[line][:, place]
-    return [(each, np.einsum("lwd,ld->lw", unit, chosen)) for each, unit in zip(words, vectors, strict=True)]
+    words_of_lines, line, place = chosen_use(opened, text, name)
+    embedded = embed_sentences(words_of_lines, opened.bilm, opened.tokenizer, layers="all")
+    vectors_of_lines = [normalize(vectors) for _, vectors in embedded]
+    chosen = vectors_of_lines[line][:, place]
+    cosines = [np.einsum("lwd,ld->lw", vectors, chosen) for vectors in vectors_of_lines]
+    return list(zip(words_of_lines, cosines, strict=True))
 
 
 class SimilarUses(NamedTuple):
@@ -138,18 +150,26 @@ class SimilarUses(NamedTuple):
 
 def similar_uses(opened: OpenModel, text: str, name: str, layer: int, corpus: Corpus | None) -> SimilarUses:
     """The uses of a word that are nearest to the chosen one, in one layer. Case counts, as in `elmo neighbors`."""
-    words, line, place = chosen_use(opened, text, name)
-    word, split = words[line][place], opened.tokenizer.splitter.words
-    pattern = re.escape(word)
-    uses = list(find_uses(words, pattern))
-    query = uses.index(WordUse(words[line], place))
-    texts = () if corpus is None else corpus.texts()
-    likely = (text for text in texts if word in " ".join(words_of(text)))  # splitting takes longer
-    found = (use for use in find_uses((words_of(text, split) for text in likely), pattern) if use.words not in words)
-    uses += islice(found, MOST_USES)
+    words_of_lines, line, place = chosen_use(opened, text, name)
+    word = words_of_lines[line][place]
+    uses = list(find_uses(words_of_lines, re.escape(word)))
+    query = uses.index(WordUse(words_of_lines[line], place))
+    if corpus is not None:
+        in_corpus = find_uses(sentences_with(word, corpus, opened), re.escape(word))
+        new = (use for use in in_corpus if use.words not in words_of_lines)
+        uses += islice(new, MOST_USES)
     layer = min(layer, opened.model.config.num_hidden_layers)
     vectors = normalize(use_vectors(uses, opened.bilm, opened.tokenizer, str(layer)))
-    return SimilarUses(uses, query, nearest_uses(vectors, uses, query, SHOWN_USES), *principal_plane(vectors))
+    nearest = nearest_uses(vectors, uses, query, SHOWN_USES)
+    points, shares = principal_plane(vectors)
+    return SimilarUses(uses, query, nearest, points, shares)
+
+
+def sentences_with(word: str, corpus: Corpus, opened: OpenModel) -> Iterator[list[str]]:
+    """The words of the sentences of a corpus that have a word, and of some others."""
+    for text in corpus.texts():
+        if word in " ".join(words_of(text)):  # splitting takes longer
+            yield words_of(text, opened.tokenizer.splitter.words)
 
 
 class Expectation(NamedTuple):
@@ -166,23 +186,21 @@ class Expectation(NamedTuple):
 
 def expectations(opened: OpenModel, text: str) -> list[list[Expectation]]:
     """What a biLM with a softmax expects at each word of each line. A word that it does not know counts as `<UNK>`."""
-    lines = lines_of(text)
-    arguments = (opened.model, opened.tokenizer, lines)
+    arguments = (opened.model, opened.tokenizer, lines_of(text))
     top_k = min(SHOWN_PREDICTIONS, opened.model.config.vocab_size - 1)
     ways = [predict_texts(*arguments, top_k, direction) for direction in ("forward", "backward", "both")]
-    found = []
-    for scores, *candidates in zip(score_texts(*arguments), *ways, strict=True):
-        words = scores[1:-1]
-        ids, _ = opened.tokenizer.encode_words([each.word for each in words])
+    lines = []
+    for scores_with_markers, *predictions in zip(score_texts(*arguments), *ways, strict=True):
+        scores = scores_with_markers[1:-1]
+        ids, _ = opened.tokenizer.encode_words([score.word for score in scores])
         tokens = opened.tokenizer.convert_ids_to_tokens(ids.tolist())
-        guesses = ([each for _, each in way] for way in candidates)
-        found.append(
-            [
-                Expectation(score.word, token, bits(score.forward), bits(score.backward), *best)
-                for score, token, *best in zip(words, tokens, *guesses, strict=True)
-            ]
-        )
-    return found
+        line = []
+        for score, token, *of_word in zip(scores, tokens, *predictions, strict=True):
+            forward, backward, both = (best for _, best in of_word)
+            surprise = bits(score.forward), bits(score.backward)
+            line.append(Expectation(score.word, token, *surprise, forward, backward, both))
+        lines.append(line)
+    return lines
 
 
 def bits(log_prob: float | None) -> float:
@@ -192,8 +210,12 @@ def bits(log_prob: float | None) -> float:
 
 def mixes_of(opened: OpenModel) -> dict[str, tuple[list[float], float]]:
     """At each place where ELMo enters a head: the share of each layer, and gamma."""
-    mixes = opened.model.mixes() if opened.task else {}
-    return {place: (mix.layer_weights().tolist(), mix.gamma.item()) for place, mix in mixes.items()}
+    if opened.task is None:
+        return {}
+    mixes = {}
+    for place, mix in opened.model.mixes().items():
+        mixes[place] = (mix.layer_weights().tolist(), mix.gamma.item())
+    return mixes
 
 
 def needs_pairs(opened: OpenModel) -> bool:
@@ -216,43 +238,56 @@ def head_pieces(opened: OpenModel, text: str, question: str | None = "", second:
 
 
 def role_pieces(run: Any, lines: list[str]) -> list[Piece]:
-    if (most := max(len(run.tokenizer.splitter.words(line)) for line in lines)) > LONGEST_SENTENCE:
+    longest = max(len(run.tokenizer.splitter.words(line)) for line in lines)
+    if longest > LONGEST_SENTENCE:
         limit = f"semantic roles are read of up to {LONGEST_SENTENCE}"
-        raise ValueError(f"A line has {most:,} words; {limit}. Write each sentence on a line of its own.")
+        raise ValueError(f"A line has {longest:,} words; {limit}. Write each sentence on a line of its own.")
     shown: list[Piece] = []
-    for line, found in zip(lines, run(lines), strict=True):
-        for verb in found["verbs"]:
-            spans = role_spans(verb["tags"])
-            shown += [(f"{' '.join(found['words'][first:end])} ", role or None) for role, first, end in spans]
+    for line, sentence in zip(lines, run(lines), strict=True):
+        for verb in sentence["verbs"]:
+            for role, first, end in role_spans(verb["tags"]):
+                words = " ".join(sentence["words"][first:end])
+                shown.append((f"{words} ", role or None))
             shown.append(("\n", None))
-        if not found["verbs"]:
+        if not sentence["verbs"]:
             shown.append((f"{line} (no predicate)\n", None))
     return shown
 
 
 def entity_spans(run: Any, lines: list[str], *_: str) -> list[LabeledSpan]:
-    is_bio = any(str(name).startswith(("B-", "I-")) for name in run.model.config.id2label.values())
-    found = zip(starts(lines), run(lines, aggregation_strategy="simple" if is_bio else "none"), strict=False)
+    labels = run.model.config.id2label.values()
+    is_bio = any(str(name).startswith(("B-", "I-")) for name in labels)
     label = "entity_group" if is_bio else "entity"
-    return [(start + each["start"], start + each["end"], each[label]) for start, some in found for each in some]
+    entities_of_lines = run(lines, aggregation_strategy="simple" if is_bio else "none")
+    spans = []
+    for start, entities in zip(starts(lines), entities_of_lines, strict=False):
+        for entity in entities:
+            spans.append((start + entity["start"], start + entity["end"], entity[label]))
+    return spans
 
 
 def answer_spans(run: Any, lines: list[str], question: str, _: str) -> list[LabeledSpan]:
-    found = run(question=" ".join(lines_of(question, "question")), context="\n".join(lines))
-    return [(found["start"], found["end"], f"{found['score']:.0%}")]
+    answer = run(question=" ".join(lines_of(question, "question")), context="\n".join(lines))
+    return [(answer["start"], answer["end"], f"{answer['score']:.0%}")]
 
 
 def class_spans(run: Any, lines: list[str], _: str, second: str) -> list[LabeledSpan]:
     pair = {"text_pair": " ".join(lines_of(second))} if second.strip() else {}
-    found = [run({"text": line, **pair}) for line in lines]
-    best = [each[0] if isinstance(each, list) else each for each in found]
-    labels = [f"{each['label']} {each['score']:.0%}" for each in best]
-    return [(start, start + len(line), label) for start, line, label in zip(starts(lines), lines, labels, strict=False)]
+    spans = []
+    for start, line in zip(starts(lines), lines, strict=False):
+        result = run({"text": line, **pair})
+        best = result[0] if isinstance(result, list) else result
+        label = f"{best['label']} {best['score']:.0%}"
+        spans.append((start, start + len(line), label))
+    return spans
 
 
 def cluster_spans(run: Any, lines: list[str], *_: str) -> list[LabeledSpan]:
-    numbered = enumerate(run(lines)["clusters"], 1)
-    return [(each["start"], each["end"], str(number)) for number, mentions in numbered for each in mentions]
+    spans = []
+    for number, mentions in enumerate(run(lines)["clusters"], 1):
+        for mention in mentions:
+            spans.append((mention["start"], mention["end"], str(number)))
+    return spans
 
 
 FINDERS: dict[str, Callable[..., list[LabeledSpan]]] = {
@@ -272,6 +307,12 @@ def pieces(text: str, spans: Iterable[LabeledSpan]) -> list[Piece]:
     """The text, cut at the ends of its spans. Where spans overlap, the shortest counts."""
     owners: list[LabeledSpan | None] = [None] * len(text)
     for span in sorted(spans, key=lambda span: span[0] - span[1]):
-        owners[span[0] : span[1]] = [span] * (span[1] - span[0])
-    runs = groupby(zip(text, owners, strict=True), key=lambda pair: pair[1])
-    return [("".join(letter for letter, _ in run), owner and owner[2]) for owner, run in runs]
+        start, end, _ = span
+        owners[start:end] = [span] * (end - start)
+    cut: list[Piece] = []
+    start = 0
+    for owner, run in groupby(owners):
+        end = start + len(list(run))
+        cut.append((text[start:end], owner and owner[2]))
+        start = end
+    return cut
