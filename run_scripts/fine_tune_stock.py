@@ -51,7 +51,10 @@ def sentences(path: str) -> list[dict[str, list[str]]]:
         if not line.strip(" \t") or line.startswith("-DOCSTART-"):
             blocks.append([])
             continue
-        fields = [cell.strip(" ") for cell in line.split("\t")] if "\t" in line else [*filter(None, line.split(" "))]
+        if "\t" in line:
+            fields = [cell.strip(" ") for cell in line.split("\t")]
+        else:
+            fields = [cell for cell in line.split(" ") if cell]
         width = width or max(len(fields), 2)
         if len(fields) != width or not (fields[0] and fields[-1]):
             raise ValueError(f"{path}, line {number} has no {width} columns, a word first and its tag last: {line!r}")
@@ -64,9 +67,16 @@ def sentences(path: str) -> list[dict[str, list[str]]]:
 
 def are_no_words(columns: list[tuple[str, ...]]) -> bool:
     """Whether the column counts the words of each sentence, or repeats a name."""
-    are_counted = [[*column] in [[*map(str, range(n, n + len(column)))] for n in (0, 1)] for column in columns]
-    are_one_name = [len({*column}) == 1 for column in columns]
-    return bool(columns) and (all(are_counted) or all(are_one_name))
+    if not columns:
+        return False
+    have_one_name = all(len(set(column)) == 1 for column in columns)
+    return have_one_name or all(map(counts_up, columns))
+
+
+def counts_up(column: tuple[str, ...]) -> bool:
+    """From 0 or from 1."""
+    numbers = tuple(map(str, range(len(column) + 1)))
+    return column in (numbers[:-1], numbers[1:])
 
 
 def read_data(arguments: StockArguments) -> DatasetDict:
@@ -88,7 +98,8 @@ def main(arguments: list[str] | None = None) -> dict[str, float]:
     data = read_data(options)
     labels = sorted({tag for tags in data["train"]["tags"] for tag in tags} | {"O"})
     label_ids = {label: number for number, label in enumerate(labels)}
-    if unknown := {tag for tags in data["validation"]["tags"] for tag in tags} - {*labels}:
+    unknown = {tag for tags in data["validation"]["tags"] for tag in tags}.difference(labels)
+    if unknown:
         raise ValueError(f"The training data has no {min(unknown)!r}; pass more, or correct the validation data.")
 
     # A frozen biLM, the learned mix of its layers, and the paper's new network: biLSTMs and a CRF.
@@ -102,22 +113,22 @@ def main(arguments: list[str] | None = None) -> dict[str, float]:
 
     def encode(batch: dict[str, list]) -> dict[str, Any]:
         encoding = tokenizer(batch["tokens"], is_split_into_words=True)
-        rows = [encoding.word_ids(row) for row in range(len(batch["tokens"]))]
-        labels = [
-            [IGNORED if word is None else label_ids[tags[word]] for word in words]
-            for words, tags in zip(rows, batch["tags"], strict=True)
-        ]
-        return {**encoding, "labels": labels}
+        numbers = []
+        for row, tags in enumerate(batch["tags"]):
+            words = encoding.word_ids(row)
+            numbers.append([IGNORED if word is None else label_ids[tags[word]] for word in words])
+        return {**encoding, "labels": numbers}
 
     def scores(output: Any) -> dict[str, float]:
         predicted = np.argmax(output.predictions, -1)  # labels of the best path through the CRF
-        masks = output.label_ids != IGNORED
-        gold, found = (
-            [[labels[number] for number in row[mask]] for row, mask in zip(rows, masks, strict=True)]
-            for rows in (output.label_ids, predicted)
-        )
+        gold_tags = []
+        predicted_tags = []
+        for gold_row, predicted_row in zip(output.label_ids, predicted, strict=True):
+            is_word = gold_row != IGNORED
+            gold_tags.append([labels[number] for number in gold_row[is_word]])
+            predicted_tags.append([labels[number] for number in predicted_row[is_word]])
         metrics = {"precision": precision_score, "recall": recall_score, "f1": f1_score}
-        return {name: metric(gold, found) for name, metric in metrics.items()}
+        return {name: metric(gold_tags, predicted_tags) for name, metric in metrics.items()}
 
     rows = data.map(encode, batched=True, remove_columns=data["train"].column_names)
     trainer = Trainer(
