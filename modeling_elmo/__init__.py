@@ -58,7 +58,7 @@ _LAZY = {
     "predict_texts": "prediction",
     "score_texts": "prediction",
 }
-# Modules in which the public names were before, and in which programs and pickled models still look for them.
+# Modules in which the public names were before, and in which programs still look for them.
 _FORMER_MODULES = """
     elmo_backends elmo_operators elmo_scoring modeling_elmo_causal modeling_elmo_coreference modeling_elmo_heads
     modeling_elmo_roles pipeline_elmo pipeline_elmo_coreference pipeline_elmo_roles prediction_elmo

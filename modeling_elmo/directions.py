@@ -32,7 +32,7 @@ DirectionOutput = tuple[list[Tensor], Tensor, Tensor]  # as `ELMoLSTM.forward`
 
 def lstm_kernel(linears: list[nn.Module], inputs: Tensor, *states: Tensor) -> Kernel | None:
     """The kernel for a layer with these linear layers, inputs and states; `None` for the definition."""
-    return KERNELS.get(make_plan(linears, inputs, *states, is_lstm=True).kernel)
+    return KERNELS.get(make_plan(linears, inputs, *states, is_lstm=True).backend)
 
 
 def run_at_once(
@@ -49,17 +49,17 @@ def run_at_once(
     tensors = [*(stream.inputs for stream in streams), *(state for start in starts for state in start)]
     layers = [layer for lstm in lstms for layer in lstm.layers]
     linears = [linear for layer in layers for linear in layer.children()]
-    chosen = make_plan(linears, *tensors, is_lstm=True).kernel
-    if chosen == "reference":
+    backend = make_plan(linears, *tensors, is_lstm=True).backend
+    if backend == "reference":
         return None
     layers_kernel = None
     if batch_sizes == other_sizes:
-        layers_kernel = kernel_of_both(lstms, batch_sizes, chosen, *tensors)
+        layers_kernel = kernel_of_both(lstms, batch_sizes, backend, *tensors)
     if layers_kernel is not None:
         return run_layer_by_layer(layers_kernel, lstms, streams, starts)
     calls = []
     for lstm, stream, start in zip(lstms, streams, starts, strict=True):
-        calls.append(partial(lstm, stream, *start, kernel=KERNELS[chosen]))
+        calls.append(partial(lstm, stream, *start, kernel=KERNELS[backend]))
     return _run_in_threads(lstms, calls, batch_sizes, *tensors)
 
 
@@ -86,12 +86,12 @@ def run_layer_by_layer(
 
 
 def kernel_of_both(
-    lstms: Sequence[nn.Module], batch_sizes: list[int], chosen: str, *tensors: Tensor
+    lstms: Sequence[nn.Module], batch_sizes: list[int], backend: str, *tensors: Tensor
 ) -> LayersKernel | None:
     """The kernel that computes a layer of both directions; `None` if it is better to take one after the other."""
-    if chosen == "fused":
+    if backend == "fused":
         return fused_layer
-    if chosen != "training" or not can_use_threads(tensors[0].device) or not needs_gradients(lstms, *tensors):
+    if backend != "training" or not can_use_threads(tensors[0].device) or not needs_gradients(lstms, *tensors):
         return None
     return threaded_layer if _multiplications(lstms[0], batch_sizes) >= FEW_IN_TRAINING else None
 

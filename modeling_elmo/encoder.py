@@ -3,8 +3,7 @@
 `ELMoCharacterEncoder` and `ELMoModel.compute_words` are the definitions.
 
 Shape suffixes: N tokens; U distinct words; W `max_word_length`; X the ids of a word: W characters, after the word's id
-if used; C width of a character; R character ids; P positions of a filter, elsewhere `projection_size`; K width of a
-filter; F filters; V words of a cache.
+if used; C width of a character; R character ids; O positions of a filter; K its width; F filters; V words of a cache.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -76,9 +75,9 @@ def _filter_tables(embedding_RC: Tensor, *filters_FCK: Tensor) -> list[Tensor]:
 
 def _maxima(characters_UW: Tensor, table_KRF: Tensor) -> Tensor:
     width, size, _ = table_KRF.shape
-    windows_UPK = characters_UW.unfold(1, width, 1) + size * torch.arange(width, device=characters_UW.device)
-    sums = F.embedding_bag(windows_UPK.flatten(0, 1), table_KRF.flatten(0, 1), mode="sum")
-    return sums.unflatten(0, windows_UPK.shape[:2]).amax(1)
+    windows_UOK = characters_UW.unfold(1, width, 1) + size * torch.arange(width, device=characters_UW.device)
+    sums = F.embedding_bag(windows_UOK.flatten(0, 1), table_KRF.flatten(0, 1), mode="sum")
+    return sums.unflatten(0, windows_UOK.shape[:2]).amax(1)
 
 
 class VocabularyCache(nn.Module):

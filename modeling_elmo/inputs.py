@@ -61,7 +61,7 @@ class TokenBatch(NamedTuple):
 
     Shape:
         mask_BT: `(batch, time)` bool, the token mask.
-        words_UP: `(distinct words, projection_size)`, one vector for each distinct word.
+        words_UP: `(distinct words, projection_size)`, one vector for each distinct word, or for each position.
         index_N: `(tokens,)`, the distinct word at each real token, in reading order.
     """
 

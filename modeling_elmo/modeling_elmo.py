@@ -39,8 +39,8 @@ with n inputs of a unit. Words are packed: a step has the sequences that are sti
 padding.
 
 Shape suffixes: N real tokens of a batch, in the order in which an LSTM reads them; S sequences, longest first; U
-distinct words; X the ids of a word (`max_word_length` characters, after the word's id if the model has word vectors);
-P `projection_size`; H `lstm_hidden_size`; G = 4 H; L layers.
+distinct words, or each position of a text; X the ids of a word (`max_word_length` characters, after the word's id if
+the model has word vectors); P `projection_size`; H `lstm_hidden_size`; G = 4 H; L layers.
 """
 
 from collections.abc import Iterable, Sequence
@@ -107,8 +107,8 @@ class ELMoCharacterEncoder(nn.Module):
         `torch.export`.
         """
         is_list = characters.dim() == 2 and len(characters) > 0
-        kernel = make_plan([self.char_embeddings, *self.convolutions], self.char_embeddings.weight).kernel
-        if is_list and kernel != "reference":
+        backend = make_plan([self.char_embeddings, *self.convolutions], self.char_embeddings.weight).backend
+        if is_list and backend != "reference":
             maxima = maxima_from_tables(self.char_embeddings, self.convolutions, characters)
         else:
             maxima = self.convolve(characters)
@@ -270,7 +270,7 @@ class ELMoLSTM(nn.Module):
             else:
                 output_NP, *state = kernel(layer.weights(), stream, *start)
             if depth and self.use_skip_connections:
-                output_NP = output_NP + stream.inputs
+                output_NP = output_NP + stream.inputs  # not in place: kernels return views
             outputs.append(output_NP)
             states.append(state)
             stream = Stream(output_NP, stream.steps)
@@ -312,16 +312,17 @@ class ScalarMix(nn.Module):
 
     def penalty(self) -> Tensor:
         """`scalar_mix_l2 * ||s||^2` on the raw weights (section 3.3). Large values keep the mix near the average."""
-        if self.weights is None:
-            return fetched(self, "gamma").new_zeros(())
-        return self.l2 * fetched(self, "weights").square().sum()
+        return self(None)  # an offloaded or sharded parameter can be read only inside the call of its module
 
-    def forward(self, hidden_states: tuple[Tensor, ...], attention_mask: Tensor | None = None) -> Tensor:
+    def forward(self, hidden_states: tuple[Tensor, ...] | None, attention_mask: Tensor | None = None) -> Tensor:
         """Mixes the layers, each `(batch, time, width)`; zeros where `attention_mask` `(batch, time)` is 0.
 
         The layers may also have the real tokens only, `(tokens, width)`, and the mix has then, too; the layer norm
         `"bilm"` then needs the mask, which shows the rows.
         """
+        if hidden_states is None:
+            weights = self.gamma.new_zeros(1) if self.weights is None else self.weights
+            return self.l2 * weights.square().sum()
         if len(hidden_states) != self.num_layers:
             raise ValueError(
                 f"ScalarMix received {len(hidden_states)} layers; pass all {self.num_layers} of `hidden_states`."
@@ -498,8 +499,8 @@ class ELMoModel(VocabularyCacheMixin, ELMoPreTrainedModel):
         if inputs_embeds is not None:
             words_UP, index_N = inputs_embeds.flatten(0, 1).to(self.dtype), packing.positions_N
         elif any(map(is_hooked, self.token_encoder())):
-            words_UX = self.word_ids(character_ids, input_ids).masked_fill(~mask[..., None], 0)
-            words_UP, index_N = self.encode_words(words_UX).flatten(0, 1), packing.positions_N
+            words_BTX = self.word_ids(character_ids, input_ids).masked_fill(~mask[..., None], 0)
+            words_UP, index_N = self.encode_words(words_BTX).flatten(0, 1), packing.positions_N
         else:
             words_NX = self.word_ids(character_ids, input_ids).flatten(0, 1)[packing.positions_N]
             words_UX, index_N = distinct_rows(words_NX)

@@ -127,7 +127,7 @@ class ELMoSoftmax(nn.Module):
             return torch.cat([before_NV, torch.full_like(words_NV[:, :1], -math.inf), after_NV], 1)
         bias_V = self._bias_without_pad(-math.inf)
         hidden_NP, weight_VP = _for_products(hidden_NP, self.weight)
-        fast = make_plan([], hidden_NP, weight_VP, bias_V).kernel == "inference"
+        fast = make_plan([], hidden_NP, weight_VP, bias_V).backend == "inference"
         logits_NV = product(hidden_NP, weight_VP) if fast else F.linear(hidden_NP, weight_VP)
         return logits_NV.to(_sum_dtype(hidden_NP)).add_(bias_V).log_softmax(1)
 
@@ -293,7 +293,7 @@ def cross_entropy(
         offset_R: added to the logits: minus the log of the expected count of a candidate. Default: 0.
     """
     inputs = hidden_NP, weight_RP, bias_R
-    is_on_cpu = make_plan([], *inputs).kernel != "reference"
+    is_on_cpu = make_plan([], *inputs).backend != "reference"
     fast = is_on_cpu and not suits_mkl(len(hidden_NP), weight_RP.t())
     constants = targets_N, scale_N.detach(), excluded_R, offset_R, fast
     if torch.is_grad_enabled() and any(tensor.requires_grad for tensor in inputs):

@@ -45,14 +45,14 @@ def main(arguments: list[str] | None = None) -> None:
 
 
 def machine_facts() -> dict[str, dict[str, str]]:
-    """Facts by section and name. The kernels are those of a linear layer; `kernels/plan.py` describes them."""
+    """Facts by section and name. The backends are those of a linear layer; `kernels/plan.py` describes them."""
     obstacles = {"bfloat16": bfloat16_obstacle(), "8 bits": int8_obstacle()}
     layer = nn.Linear(16, 16)
     inputs = torch.zeros(2, 16)
     with torch.no_grad():
-        vectors = make_plan([layer], inputs).kernel
+        vectors = make_plan([layer], inputs).backend
     with torch.autocast("cpu", torch.bfloat16, enabled=not obstacles["bfloat16"]):  # as the programs do
-        bf16 = make_plan([layer], inputs).kernel
+        bf16 = make_plan([layer], inputs).backend
     return {
         "Versions": {
             "modeling-elmo": f"{modeling_elmo.__version__}, in {os.path.dirname(str(modeling_elmo.__file__))}",
@@ -64,9 +64,9 @@ def machine_facts() -> dict[str, dict[str, str]]:
             **{name: f"slow: {obstacle}" if obstacle else "fast" for name, obstacle in obstacles.items()},
         },
         "Accelerators": accelerators(),
-        "Chosen kernels on CPU": {
+        "Chosen backends on CPU": {
             "vectors": vectors,
-            "training": make_plan([layer], inputs).kernel,
+            "training": make_plan([layer], inputs).backend,
             "training, --bf16": bf16,
         },
     }

@@ -19,13 +19,13 @@ def test_the_report_of_this_machine(capsys):
     assert [line for line in printed.splitlines() if line and line[0] != " "] == list(facts)
     assert all(f"  {name}" in printed and text in printed for pairs in facts.values() for name, text in pairs.items())
     with elmo_backend("reference"):
-        forced = doctor.machine_facts()["Chosen kernels on CPU"]
-    assert {*forced.values()} == {"reference"} and "reference" not in facts["Chosen kernels on CPU"]["vectors"]
+        forced = doctor.machine_facts()["Chosen backends on CPU"]
+    assert {*forced.values()} == {"reference"} and "reference" not in facts["Chosen backends on CPU"]["vectors"]
 
 
 def test_without_bfloat16_training_computes_in_float32(monkeypatch):
     monkeypatch.setattr(doctor, "bfloat16_obstacle", lambda: "this processor has no instructions for bfloat16")
-    chosen = doctor.machine_facts()["Chosen kernels on CPU"]
+    chosen = doctor.machine_facts()["Chosen backends on CPU"]
     assert chosen["training, --bf16"] == chosen["training"]
 
 

@@ -125,7 +125,7 @@ def test_under_autocast_products_are_in_bfloat16():
     network.initialize_parameters()
     expected = with_gradients(on_rows(network, x, MASK), x, *network.parameters())
     with torch.autocast("cpu", torch.bfloat16):
-        for backend in ("reference", make_plan([], x).kernel):
+        for backend in ("reference", make_plan([], x).backend):
             with computed_by(backend):
                 found = with_gradients(on_rows(network, x, MASK), x, *network.parameters())
             for one, other in zip(found, expected, strict=True):

@@ -49,7 +49,7 @@ def test_a_processor_without_bfloat16_is_named(instructions, monkeypatch, caplog
     make_plan(layers, inputs)
     assert not caplog.messages
     with torch.autocast("cpu"):
-        found = {make_plan(layers, inputs).kernel for _ in range(2)}
+        found = {make_plan(layers, inputs).backend for _ in range(2)}
     assert found == {"training" if instructions else "reference"} and len(caplog.messages) == 1 - instructions
     assert instructions or "no instructions for bfloat16" in caplog.text
 

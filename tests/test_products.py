@@ -62,7 +62,7 @@ def test_gradients_equal_linear(operators, frozen, bias):
     linear, inputs = nn.Linear(17, 24, bias=bias), torch.randn(9, 17, requires_grad="inputs" not in frozen)
     for name, parameter in linear.named_parameters():
         parameter.requires_grad_(name not in frozen)
-    assert make_plan([linear], inputs).kernel == "training"
+    assert make_plan([linear], inputs).backend == "training"
     torch.testing.assert_close(*outcome(linear, inputs))
 
 

@@ -21,7 +21,6 @@ FORMER_PLACES = {
 
 @pytest.mark.parametrize("name", FORMER_PLACES)
 def test_former_places_give_the_same_objects(name):
-    """Also pickled models look there for their class."""
     module = import_module(f"modeling_elmo.{FORMER_PLACES[name]}")
     assert getattr(module, name) is getattr(modeling_elmo, name)
 

@@ -50,8 +50,7 @@ def test_gradients_are_those_of_torchs_own(kind, few, rows, monkeypatch):
             gradients.append(torch.autograd.grad(outputs.sin().sum(), [x, *layer.parameters()]))
     torch.testing.assert_close(*gradients, rtol=1e-4, atol=1e-4)
     has_products = few == 0 and torch.backends.mkldnn.is_available()
-    of_inputs = 4 if kind is nn.LSTM else 0  # those of a GRU are one product before the loop
-    two_directions_two_ways = 4 * 7 + of_inputs  # steps
+    two_directions_two_ways = 4 * 7  # steps
     assert products.call_count == (two_directions_two_ways if has_products else 0)
 
 

@@ -46,8 +46,8 @@ class HighwayLSTMLayer(nn.Module):
         if self.training and self.dropout:
             ones_SH = inputs_ND.new_ones(batch_sizes[0], self.state_linear.in_features)
             drop_SH = F.dropout(ones_SH, self.dropout)
-        kernel = make_plan(self.children(), inputs_ND).kernel
-        if kernel == "reference":
+        backend = make_plan(self.children(), inputs_ND).backend
+        if backend == "reference":
             return reference_highway(self, inputs_ND, batch_sizes, drop_SH)
         return fast_highway(self, inputs_ND, batch_sizes, drop_SH)
 

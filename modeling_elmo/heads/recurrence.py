@@ -118,7 +118,7 @@ def read_both_ways(layer: nn.Module, x_ND: Tensor, texts: Texts) -> Tensor:
     dtype = product_dtype(x_ND)
     is_plain = is_unmodified(layer, (nn.GRU, nn.LSTM))
     is_alike = all(tensor.dtype == dtype and tensor.device == x_ND.device for tensor in tensors)
-    if not is_plain or not is_alike or make_plan([], *tensors).kernel == "reference":
+    if not is_plain or not is_alike or make_plan([], *tensors).backend == "reference":
         output, _ = layer(PackedSequence(x_ND, _on_host(texts.batch_sizes)))
         return output.data
     ahead = _parameters_of(layer, "")

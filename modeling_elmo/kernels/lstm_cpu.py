@@ -96,6 +96,8 @@ class CPUArithmetic(Arithmetic):
         return result_KSG if out_KSG is None else out_KSG.copy_(result_KSG)
 
     def weight_gradient(self, grad_KNG, x_KND):
+        if len(grad_KNG) == 1:
+            return weight_gradient(grad_KNG[0], x_KND[0])[None]
         return torch.stack([weight_gradient(grad_NG, x_ND) for grad_NG, x_ND in zip(grad_KNG, x_KND, strict=True)])
 
 

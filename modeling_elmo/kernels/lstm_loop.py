@@ -19,15 +19,18 @@ from .sequences import LSTMOutput, LSTMWeights, Steps, Stream
 from .threads import at_once
 from .torch_state import first_derivative, product_dtype
 
-TENSORS = 7  # of a group of directions: four parameters, the input and the state
+TENSORS = 7  # of a group of directions: four parameters, the input, the hidden state, the cell
 MOST_GATES = 1 << 28  # input gates in memory at a time without gradients: 1 GB in float32
 
 
 class StackedLayer(NamedTuple):
-    """The parameters of the same layer of K directions, and its options. The bias includes `forget_bias`."""
+    """The parameters of the same layer of K directions, and its options. The bias includes `forget_bias`.
 
-    input_weight_KGD: Tensor
-    bias_KG: Tensor
+    Without input weight and bias, the input of the layer is the input half of the gates.
+    """
+
+    input_weight_KGD: Tensor | None
+    bias_KG: Tensor | None
     state_weight_KGP: Tensor
     projection_KPH: Tensor | None
     cell_clip: float | None
@@ -163,7 +166,10 @@ class BackpropagationThroughTime(torch.autograd.Function):
         for group, kept in zip(_groups(tensors, TENSORS), _results(calls, threads), strict=True):
             outputs_KNP, cells_KNH, _ = kept
             results += [outputs_KNP, cells_KNH.index_select(1, steps.last_S)]
-            saved += [*group, *kept]
+            *parameters, inputs_KND, hidden_KSP, cell_KSH = group
+            if parameters[0] is None:
+                inputs_KND = None  # gates, which no gradient needs
+            saved += [*parameters, inputs_KND, hidden_KSP, cell_KSH, *kept]
         ctx.save_for_backward(*saved)
         return tuple(results)
 
@@ -199,13 +205,17 @@ def _forward_pass(
     cells_KNH = cell_KSH.new_empty(directions, tokens, cell_KSH.shape[2])
     state_weight = arithmetic.prepare(state_weight_KGP)
     projection = None if projection_KPH is None else arithmetic.prepare(projection_KPH)
-    most = tokens if keep else max(steps.batch_sizes[0], MOST_GATES // bias_KG.numel())
+    gates = directions * state_weight_KGP.shape[1]
+    most = tokens if keep else max(steps.batch_sizes[0], MOST_GATES // gates)
     start = first = end = 0
     for size in steps.batch_sizes:
         stop = start + size
         if stop > end:  # rows `first` to `end` have their input gates in memory
             first, end = start, min(tokens, start + most)
-            gates_KNG = arithmetic.multiply(inputs_KND[:, first:end], input_weight_KGD, bias_KG=bias_KG)
+            if input_weight_KGD is None:
+                gates_KNG = inputs_KND[:, first:end].clone()
+            else:
+                gates_KNG = arithmetic.multiply(inputs_KND[:, first:end], input_weight_KGD, bias_KG=bias_KG)
             values_KNG = gates_KNG  # of which a step takes the place, once it has read them
             if gates_KNG.dtype != cell_KSH.dtype:
                 values_KNG = torch.empty_like(gates_KNG, dtype=cell_KSH.dtype)
@@ -252,12 +262,15 @@ def _backward_pass(settings, saved, wanted, gradients) -> tuple[Tensor | None, .
         arithmetic.multiply(grad_gates_KNG[:, rows], state_back, plus_KSG=grad_before_KSP, out_KSG=grad_before_KSP)
         end -= size
     before_KNP = torch.cat([hidden_KSP, outputs_KNP], 1).index_select(1, steps.before_N)
+    grad_inputs_KND = grad_gates_KNG if wanted[4] else None
+    if grad_inputs_KND is not None and input_weight_KGD is not None:
+        grad_inputs_KND = arithmetic.multiply(grad_gates_KNG, input_weight_KGD.mT)
     return (
         arithmetic.weight_gradient(grad_gates_KNG, inputs_KND) if wanted[0] else None,
         grad_gates_KNG.sum(1) if wanted[1] else None,
         arithmetic.weight_gradient(grad_gates_KNG, before_KNP) if wanted[2] else None,
         arithmetic.weight_gradient(grad_projected_KNP, raw_KNH) if wanted[3] else None,
-        arithmetic.multiply(grad_gates_KNG, input_weight_KGD.mT) if wanted[4] else None,
+        grad_inputs_KND,
         grad_hidden_KSP,
         grad_cell_KSH,
     )

@@ -1,4 +1,4 @@
-"""The choice of a kernel for some layers and inputs, with the reason for it.
+"""The choice of a backend for some layers and inputs, with the reason for it.
 
 - `"reference"`: the definition, plain PyTorch with autograd, for every device.
 - `"inference"`: on CPU, in place, without gradients.
@@ -31,7 +31,7 @@ from .torch_state import (
 logger = logging.get_logger(__name__)
 
 BACKENDS = ("reference", "int8")
-LAYER_TYPES: dict[str, tuple[type[nn.Module], ...]] = {  # whose parameters a kernel reads
+LAYER_TYPES: dict[str, tuple[type[nn.Module], ...]] = {  # whose parameters a backend reads
     "inference": (nn.Linear, nn.Conv1d, nn.Embedding),
     "training": (nn.Linear, nn.Conv1d, nn.Embedding),
     "int8": (nn.Linear, Int8Linear),
@@ -70,14 +70,14 @@ def forced_backend() -> str | None:
 
 
 class Plan(NamedTuple):
-    """The kernel that computes, and the reason for it."""
+    """The backend that computes, and the reason for it."""
 
-    kernel: str
+    backend: str
     reason: str
 
 
 def make_plan(layers: Iterable[nn.Module], inputs: Tensor, *states: Tensor, is_lstm: bool = False) -> Plan:
-    """The kernel for these layers, inputs and states.
+    """The backend for these layers, inputs and states.
 
     Raises:
         ValueError: `elmo_backend` asks for 8 bits, which are not possible; or a quantized layer needs gradients.
@@ -89,14 +89,14 @@ def make_plan(layers: Iterable[nn.Module], inputs: Tensor, *states: Tensor, is_l
         raise ValueError(f"A quantized layer has no gradients. {HOW_TO_TRAIN}")
     if forced == "reference":
         return Plan("reference", "forced")
-    kernel = _fastest(inputs, differentiable, is_lstm)
+    backend = _fastest(inputs, differentiable, is_lstm)
     is_linear = bool(layers) and all(isinstance(layer, LAYER_TYPES["int8"]) for layer in layers)
     if is_quantized or (forced == "int8" and is_linear):
-        kernel = "int8"
-    obstacle = _obstacle(kernel, differentiable, layers, inputs, *states)
+        backend = "int8"
+    obstacle = _obstacle(backend, differentiable, layers, inputs, *states)
     if obstacle is None:
-        return Plan(kernel, f"fastest on {inputs.device.type}")
-    if kernel == forced:
+        return Plan(backend, f"fastest on {inputs.device.type}")
+    if backend == forced:
         raise ValueError(f"The backend 'int8' was forced, but {obstacle}. Use elmo_backend('reference').")
     if inputs.device.type == "cpu" and product_dtype(inputs) == torch.bfloat16 and (slow := bfloat16_obstacle()):
         logger.warning_once(f"Products in bfloat16 are slower here than in float32: {slow}.")
@@ -104,7 +104,7 @@ def make_plan(layers: Iterable[nn.Module], inputs: Tensor, *states: Tensor, is_l
 
 
 def _fastest(inputs: Tensor, differentiable: bool, is_lstm: bool) -> str:
-    """The kernel for a device, if nothing speaks against it."""
+    """The backend of a device, if nothing speaks against it."""
     if is_lstm and is_accelerator(inputs.device):
         return "fused"
     # Under autocast, products are in another dtype than states, which only the kernels of training can do.
@@ -117,9 +117,9 @@ def is_accelerator(device: torch.device) -> bool:
 
 
 def _obstacle(
-    kernel: str, differentiable: bool, layers: list[nn.Module], inputs: Tensor, *states: Tensor
+    backend: str, differentiable: bool, layers: list[nn.Module], inputs: Tensor, *states: Tensor
 ) -> str | None:
-    """The reason why a kernel is not possible, or `None`."""
+    """The reason why a backend is not possible, or `None`."""
     if torch.compiler.is_compiling():
         return "the model is being compiled"
     if forced_backend() is None and is_watched():
@@ -127,27 +127,27 @@ def _obstacle(
     if not sees_values_only(inputs, *states):
         return NOT_ONLY_VALUES
     autocast = autocast_dtype(inputs.device)
-    if kernel != "fused" and not _is_built_for(kernel, inputs, autocast is not None):
-        return f"{kernel} is not built for {inputs.dtype} on {inputs.device}"
-    if kernel == "training" and autocast and product_dtype(inputs) not in onednn_dtypes():
-        return f"{kernel} is not built for autocast in {autocast}"
-    if kernel == "int8" and differentiable:
+    if backend != "fused" and not _is_built_for(backend, inputs, autocast is not None):
+        return f"{backend} is not built for {inputs.dtype} on {inputs.device}"
+    if backend == "training" and autocast and product_dtype(inputs) not in onednn_dtypes():
+        return f"{backend} is not built for autocast in {autocast}"
+    if backend == "int8" and differentiable:
         return "gradients are needed"
     dtypes = {inputs.dtype}
-    if kernel == "int8":
+    if backend == "int8":
         dtypes.add(torch.int8)
     elif autocast:
         dtypes.add(torch.float32)
     for layer in layers:
-        if not is_unmodified(layer, LAYER_TYPES[kernel]) or layer.weight.dtype not in dtypes:
+        if not is_unmodified(layer, LAYER_TYPES[backend]) or layer.weight.dtype not in dtypes:
             return "a layer is wrapped, hooked or quantized, or its dtype is not the inputs'"
-    return int8_obstacle() if kernel == "int8" else None
+    return int8_obstacle() if backend == "int8" else None
 
 
-def _is_built_for(kernel: str, inputs: Tensor, has_autocast: bool) -> bool:
+def _is_built_for(backend: str, inputs: Tensor, has_autocast: bool) -> bool:
     if inputs.device.type != "cpu":
         return False
-    if kernel == "int8":
+    if backend == "int8":
         return inputs.dtype == torch.float32
     is_exact = inputs.dtype in (torch.float32, torch.float64)
-    return is_exact or ((has_autocast or kernel == "inference") and has_onednn(inputs))
+    return is_exact or ((has_autocast or backend == "inference") and has_onednn(inputs))

@@ -29,14 +29,14 @@ def fast_linear(linear: nn.Linear, inputs: Tensor, part_GD: Tensor | None = None
     Args:
         inputs: `(..., width)`.
     """
-    kernel = make_plan([linear], inputs).kernel
-    if kernel in ("inference", "training"):
+    backend = make_plan([linear], inputs).backend
+    if backend in ("inference", "training"):
         weight_GD, bias_G = (linear.weight, linear.bias) if part_GD is None else (part_GD, None)
         dtype = product_dtype(inputs)
         return fast_product(inputs.to(dtype), weight_GD.to(dtype), None if bias_G is None else bias_G.to(dtype))
     if part_GD is not None:
         return F.linear(inputs, part_GD)
-    if kernel == "int8":
+    if backend == "int8":
         return product(inputs.flatten(0, -2), prepared(linear), linear.bias).unflatten(0, inputs.shape[:-1])
     return linear(inputs)
 

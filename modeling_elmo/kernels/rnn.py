@@ -15,7 +15,7 @@ from torch import Tensor
 
 from .lstm_cpu import CPUArithmetic
 from .lstm_loop import StackedLayer, run_groups
-from .products import packed, product, tanh, weight_gradient
+from .products import fast_product, packed, product, tanh, weight_gradient
 from .sequences import Steps
 from .torch_state import first_derivative
 
@@ -99,15 +99,20 @@ def lstm_both_ways(
     Args:
         ahead, behind: input weight, recurrent weight and both biases of a direction, with the gates i, f, g, o.
     """
-    stacked = []
+    joined = []
     for parameters in zip(ahead, behind, strict=True):
-        i, f, g, o = torch.stack(parameters).chunk(4, 1)
-        stacked.append(torch.cat([i, f, o, g], 1))
-    input_weight_KGD, weight_KGH, bias_KG, recurrent_bias_KG = stacked
-    layer = StackedLayer(input_weight_KGD, bias_KG + recurrent_bias_KG, weight_KGH, None, None, None)
-    inputs_KND = torch.stack([x_ND, x_ND.index_select(0, turned_N)])
+        parts = []
+        for parameter in parameters:
+            i, f, g, o = parameter.chunk(4)
+            parts += [i, f, o, g]
+        joined.append(torch.cat(parts))
+    input_weight_2GD, weight_2GH, bias_2G, recurrent_bias_2G = joined
+    gates_N2G = fast_product(x_ND, input_weight_2GD, bias_2G + recurrent_bias_2G)
+    weight_KGH = weight_2GH.unflatten(0, (2, -1))
+    layer = StackedLayer(None, None, weight_KGH, None, None, None)
     zeros_KSH = x_ND.new_zeros(2, steps.batch_sizes[0], weight_KGH.shape[2])
-    [(outputs_KNH, _, _)] = run_groups(CPUArithmetic(), [layer], [inputs_KND], [zeros_KSH], [zeros_KSH], steps)
+    gates_KNG = both_directions(gates_N2G, turned_N)
+    [(outputs_KNH, _, _)] = run_groups(CPUArithmetic(), [layer], [gates_KNG], [zeros_KSH], [zeros_KSH], steps)
     return of_tokens(outputs_KNH, turned_N)
 
 
@@ -118,7 +123,7 @@ class HighwayLoop(torch.autograd.Function):
     """The loop over steps. The gradient of the weight is one product after the loop, instead of one per step."""
 
     @staticmethod
-    def forward(ctx, gates_NG, highway_NH, weight_GH, kept_SH, batch_sizes):
+    def forward(ctx, gates_NG, highway_NH, weight_GH, drop_SH, batch_sizes):
         weight, width = packed(weight_GH, keep=False), weight_GH.shape[1]
         values_NG = torch.empty_like(gates_NG, dtype=highway_NH.dtype)
         cells_NH, squashed_NH, states_NH = (torch.empty_like(highway_NH) for _ in range(3))
@@ -135,26 +140,26 @@ class HighwayLoop(torch.autograd.Function):
             torch.mul(f, cell_SH[:size], out=c_SH).addcmul_(i, g)
             tanh(c_SH, out=squashed_SH)
             torch.lerp(carried_SH, o * squashed_SH, t, out=state_SH)
-            if kept_SH is not None:
-                state_SH.mul_(kept_SH[:size])
+            if drop_SH is not None:
+                state_SH.mul_(drop_SH[:size])
             hidden_SH, cell_SH = state_SH, c_SH
         ctx.batch_sizes = batch_sizes
-        ctx.save_for_backward(highway_NH, weight_GH, kept_SH, values_NG, cells_NH, squashed_NH, states_NH)
+        ctx.save_for_backward(highway_NH, weight_GH, drop_SH, values_NG, cells_NH, squashed_NH, states_NH)
         return states_NH
 
     @staticmethod
     @first_derivative
     def backward(ctx, grad_NH):
-        highway_NH, weight_GH, kept_SH, values_NG, cells_NH, squashed_NH, states_NH = ctx.saved_tensors
+        highway_NH, weight_GH, drop_SH, values_NG, cells_NH, squashed_NH, states_NH = ctx.saved_tensors
         batch_sizes, zeros_SH = ctx.batch_sizes, torch.zeros_like(states_NH[: ctx.batch_sizes[0]])
         i, f, g, o, t = values_NG.chunk(BLOCKS, 1)
-        kept_NH = 1 if kept_SH is None else torch.cat([kept_SH[:size] for size in batch_sizes])
+        drop_NH = 1 if drop_SH is None else torch.cat([drop_SH[:size] for size in batch_sizes])
         # The gradient of a gate is the gradient of the cell (o and t: of the state) times these factors.
         of_cell = [g * i * (1 - i), shifted(zeros_SH, cells_NH, batch_sizes) * f * (1 - f), i * (1 - g.square())]
         of_state = [t * squashed_NH * o * (1 - o), (o * squashed_NH - highway_NH) * t * (1 - t)]
         of_cell_N3H = torch.stack(of_cell, 1)
-        of_state_N2H = torch.stack([factor * kept_NH for factor in of_state], 1)
-        to_cell_NH = t * o * (1 - squashed_NH.square()) * kept_NH
+        of_state_N2H = torch.stack([factor * drop_NH for factor in of_state], 1)
+        to_cell_NH = t * o * (1 - squashed_NH.square()) * drop_NH
         gates_N5H = grad_NH.new_empty(len(grad_NH), BLOCKS, grad_NH.shape[1])
         sums_NH = grad_NH.clone()  # plus the gradients that come from the next step
         next_state_SH = next_cell_SH = None
@@ -173,7 +178,7 @@ class HighwayLoop(torch.autograd.Function):
             next_cell_SH = cell_SH.mul_(forget_SH)
         gates_NG = gates_N5H.flatten(1).to(weight_GH.dtype)
         before_NH = shifted(zeros_SH, states_NH, batch_sizes).to(weight_GH.dtype)
-        return gates_NG, sums_NH * (1 - t) * kept_NH, weight_gradient(gates_NG, before_NH), None, None
+        return gates_NG, sums_NH * (1 - t) * drop_NH, weight_gradient(gates_NG, before_NH), None, None
 
 
 def shifted(first_SX: Tensor, rows_NX: Tensor, batch_sizes: list[int]) -> Tensor:
