@@ -41,7 +41,9 @@ modeling_elmo_cli.run_program("work")
 
 def start(stderr: int, **settings: str) -> subprocess.Popen:
     paths = os.pathsep.join([str(ROOT), str(ROOT / "run_scripts")])
-    environment = {**os.environ, "PYTHONPATH": paths, **settings}
+    # Without the variables that a program has set in this process, in another test.
+    inherited = {name: value for name, value in os.environ.items() if not name.startswith("TQDM_")}
+    environment = {**inherited, "PYTHONPATH": paths, **settings}
     return subprocess.Popen([sys.executable, "-c", PROGRAM], env=environment, stdout=subprocess.PIPE, stderr=stderr)
 
 
