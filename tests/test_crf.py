@@ -1,4 +1,4 @@
-"""The CRF against all paths of short rows; constraints against tables written by hand."""
+"""The CRF against all paths of short rows and against pytorch-crf; constraints against tables written by hand."""
 
 import itertools
 import math
@@ -104,6 +104,30 @@ def test_decoded_path_is_the_best_of_all(allowed):
         row[places] = torch.tensor(max(scores, key=scores.__getitem__), dtype=torch.long)
     found = crf.decode(emissions.requires_grad_(), MASK, allowed)[0]
     assert torch.equal(found, expected)
+
+
+def test_equals_pytorch_crf():
+    dtype = torch.float64
+    theirs, mine = pytest.importorskip("torchcrf").CRF(5, batch_first=True).to(dtype), LinearChainCRF(5).to(dtype)
+    pairs = [(mine.start, theirs.start_transitions), (mine.end, theirs.end_transitions)]
+    pairs.append((mine.transitions, theirs.transitions))
+    for own, other in pairs:
+        torch.nn.init.normal_(other, generator=torch.Generator().manual_seed(own.dim()))
+        own.data.copy_(other.data)
+    mask = torch.arange(9) < torch.tensor([9, 1, 4, 6])[:, None]
+    emissions = torch.randn(4, 9, 5, generator=torch.Generator().manual_seed(3), dtype=dtype)
+    labels = torch.randint(5, mask.shape, generator=torch.Generator().manual_seed(4))
+    inputs = [emissions.clone().requires_grad_() for _ in range(2)]
+    found = mine.log_likelihood(inputs[0], labels, mask)
+    expected = theirs(inputs[1], labels, mask, reduction="none")
+    torch.testing.assert_close(found, expected)
+    weights = torch.tensor([1.0, 2.0, -1.0, 0.5], dtype=dtype)
+    own = torch.autograd.grad(found @ weights, [inputs[0], *(own for own, _ in pairs)])
+    other = torch.autograd.grad(expected @ weights, [inputs[1], *(other for _, other in pairs)])
+    for one, two in zip(own, other, strict=True):
+        torch.testing.assert_close(one, two)
+    decoded = [row[row != -100].tolist() for row in mine.decode(emissions, mask)[0]]
+    assert decoded == theirs.decode(emissions, mask)
 
 
 def test_gradients_are_those_of_differences():
