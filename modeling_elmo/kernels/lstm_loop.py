@@ -26,7 +26,8 @@ MOST_GATES = 1 << 28  # input gates in memory at a time without gradients: 1 GB 
 class StackedLayer(NamedTuple):
     """The parameters of the same layer of K directions, and its options. The bias includes `forget_bias`.
 
-    Without input weight and bias, the input of the layer is the input half of the gates.
+    Without input weight and bias, the input of the layer is the input half of the gates; without gradients, the loop
+    takes its memory.
     """
 
     input_weight_KGD: Tensor | None
@@ -212,10 +213,11 @@ def _forward_pass(
         stop = start + size
         if stop > end:  # rows `first` to `end` have their input gates in memory
             first, end = start, min(tokens, start + most)
-            if input_weight_KGD is None:
-                gates_KNG = inputs_KND[:, first:end].clone()
-            else:
-                gates_KNG = arithmetic.multiply(inputs_KND[:, first:end], input_weight_KGD, bias_KG=bias_KG)
+            gates_KNG = inputs_KND[:, first:end]
+            if input_weight_KGD is not None:
+                gates_KNG = arithmetic.multiply(gates_KNG, input_weight_KGD, bias_KG=bias_KG)
+            elif keep:
+                gates_KNG = gates_KNG.clone()  # autograd's own, which a step must not write over
             values_KNG = gates_KNG  # of which a step takes the place, once it has read them
             if gates_KNG.dtype != cell_KSH.dtype:
                 values_KNG = torch.empty_like(gates_KNG, dtype=cell_KSH.dtype)
