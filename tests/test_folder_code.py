@@ -62,7 +62,8 @@ tokenizer = AutoTokenizer.from_pretrained("reader", trust_remote_code=True)
 model = AutoModelForQuestionAnswering.from_pretrained("reader", trust_remote_code=True).eval()
 logits = model(**tokenizer(%r, %r, return_tensors="pt")).start_logits[0]
 torch.save(logits[logits > -1e3].detach(), "starts.pt")
-save("again", model, tokenizer)
+model.save_pretrained("again")
+tokenizer.save_pretrained("again")
 """
 
 
