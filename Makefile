@@ -6,7 +6,7 @@ LOWEST := 5.17.0
 OF_TRANSFORMERS := base causal classifier command_line configuration_elmo coreference_pipeline \
     coreference_resolver export exporting fine_tune_stock int8 integration model_outputs modeling_elmo push_to_hub \
     reader reader_pipeline remote_code role_labeler role_labeler_pipeline run_pretraining run_task scoring \
-    sentence_transformers tagger tagger_pipeline task_heads tokenization_elmo torch_state trainer
+    sentence_transformers tagger task_heads tokenization_elmo torch_state trainer
 
 # the public names, and the modules of functions that the documents call
 DOCUMENTED := modeling_elmo $(addprefix modeling_elmo.,prediction conversion.original conversion.manylangs \
