@@ -15,7 +15,7 @@ from typing import Any, Literal, NamedTuple
 import torch
 from datasets import Dataset, concatenate_datasets
 from transformers import DataCollatorWithPadding, EarlyStoppingCallback
-from transformers.utils import CONFIG_NAME, logging
+from transformers.utils import CONFIG_NAME
 
 from modeling_elmo import ELMoConfig, ELMoModel, ELMoTokenizer
 from modeling_elmo.tokenization.elmo_characters import SPECIAL_WORDS
@@ -45,8 +45,6 @@ from ..program.files import digest, files_named, read_json, sync, write_json
 from ..program.models import check_model, load_pretrained, model_digest
 from ..program.processes import sole_run
 from .reports import PLAN_OUTPUT, RECORDS, add_records, read_records
-
-logger = logging.get_logger(__name__)
 
 SETTINGS = "settings.json"  # of a model that was begun
 # Settings that name what a digest stands for: another disk may have the same files elsewhere.
@@ -249,8 +247,8 @@ class Experiment:
             if self.training.process_index == 0 and self._recorded(arm, seed) is None:
                 self._look_for(arm, seed)
             record = self._recorded(arm, seed)
-        if record is not None:
-            logger.info(f"{self._folder_of(arm.name, seed)} is finished; its recorded scores are used.")
+        if record is not None and self.training.process_index == 0:
+            print(f"{self._folder_of(arm.name, seed)} is finished; its recorded scores are used.", flush=True)
         return record
 
     def _look_for(self, arm: Arm, seed: int):
@@ -272,7 +270,7 @@ class Experiment:
                     if file.is_file() and file.name not in NOT_COPIED:
                         shutil.copy2(file, folder / file.name)
                 write_run(folder, record, self.arguments, self.training)
-                logger.info(f"{folder} is a copy of {other}, which has the same settings.")
+                print(f"{folder} is a copy of {other}, which has the same settings.", flush=True)
             add_records(self.folder, [record])
             return
 
