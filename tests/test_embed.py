@@ -3,7 +3,6 @@
 import copy
 import errno
 import glob
-import gzip
 import json
 import os
 import shutil
@@ -11,6 +10,7 @@ import subprocess
 import sys
 import time
 from contextlib import suppress
+from functools import partial
 from itertools import count
 from pathlib import Path
 from unittest.mock import MagicMock
@@ -21,7 +21,9 @@ import numpy as np
 import psutil
 import pytest
 import torch
-from pretraining_worker import torchrun, two_machines
+from bilm_models import save
+from pretraining_worker import arguments_of, torchrun, two_machines
+from task_worker import written
 
 from modeling_elmo import ELMoConfig, ELMoForPreTraining, ELMoModel, ELMoTokenizer
 from modeling_elmo.conversion.formats import convert_checkpoint, load_for_export
@@ -47,6 +49,7 @@ LINES = [
     "a longer sentence so that the batch of these lines has to be padded a good deal , word after word after word",
     "They  play\tchess",  # other white space
 ]
+WORDS = [line.split() for line in LINES]
 PROTEINS = ROOT / "tests" / "fixtures" / "proteins" / "proteins.fasta"
 
 
@@ -56,9 +59,7 @@ def tiny(**options) -> ELMoConfig:
 
 
 def save_model(folder: Path, model) -> Path:
-    model.save_pretrained(folder)
-    ELMoTokenizer(pre_tokenization="moses").save_pretrained(folder)
-    return folder
+    return save(folder, model, ELMoTokenizer(pre_tokenization="moses"))
 
 
 @pytest.fixture(scope="module")
@@ -76,9 +77,9 @@ def loaded(model_dir):
     return ELMoModel.from_pretrained(model_dir).eval(), ELMoTokenizer.from_pretrained(model_dir)
 
 
-@pytest.fixture
-def corpus(tmp_path) -> Path:
-    return write_lines(tmp_path / "corpus.txt", LINES)
+@pytest.fixture(scope="module")
+def alone(loaded):
+    return partial(vectors_alone, *loaded)
 
 
 def write_lines(path: Path, lines: list[str]) -> Path:
@@ -86,34 +87,44 @@ def write_lines(path: Path, lines: list[str]) -> Path:
     return path
 
 
-def flags_of(model_dir: Path | str, output: Path | str, options: dict) -> list[str]:
-    flags = [[f"--{name}"] if value is True else [f"--{name}", str(value)] for name, value in options.items()]
-    return ["--model", str(model_dir), "--output", str(output), *sum(flags, [])]
+@pytest.fixture
+def embedded(model_dir, tmp_path):
+    """A function that runs the program, by default on LINES, and returns the output file."""
 
+    def run(output: Path | str = "v.hdf5", model: Path | str = model_dir, **options) -> Path:
+        if "dataset" not in options:
+            options.setdefault("input", write_lines(tmp_path / "corpus.txt", LINES))
+        return embed.main(arguments_of({"model": model, "output": tmp_path / output, **options}))
 
-def run(model_dir: Path | str, output: Path | str, **options) -> Path:
-    return embed.main(flags_of(model_dir, output, options))
+    return run
 
 
 @torch.no_grad()
-def alone(loaded, words: list[str] | str, layers: str = "all", pooling: str = "none") -> np.ndarray:
-    """The reference: the model called on one sentence."""
-    model, tokenizer = loaded
-    output = model(**tokenizer([words], is_split_into_words=not isinstance(words, str), return_tensors="pt"))
+def vectors_alone(model, tokenizer, sentences: list, layers: str = "all", pooling: str = "none") -> list[np.ndarray]:
+    """The reference: the model called on each sentence by itself, its words or its text."""
+    return [pooled(layer_of(model, tokenizer, each, layers), pooling) for each in sentences]
+
+
+def layer_of(model, tokenizer, sentence: list[str] | str, layers: str) -> np.ndarray:
+    given = {"is_split_into_words": not isinstance(sentence, str)}
+    output = model(**tokenizer([sentence], return_tensors="pt", **given))
     stack = np.stack([layer[0, 1:-1].numpy() for layer in output.hidden_states])
     weights = np.exp([0.3, -1.0, 2.0]) / np.exp([0.3, -1.0, 2.0]).sum()
-    vectors = {
+    return {
         "all": stack,
         "top": stack[-1],
         "average": (stack[0] + stack[1] + stack[2]) / 3,
         "sum": stack[0] + stack[1] + stack[2],
         "mixed": 1.7 * np.tensordot(weights, stack, 1),
     }[layers]
+
+
+def pooled(vectors: np.ndarray, pooling: str) -> np.ndarray:
     if pooling == "none":
         return vectors
-    if not words:
-        return np.zeros((LAYERS, DIM) if layers == "all" else DIM)
-    return vectors.sum(-2) / len(words) if pooling == "mean" else vectors.max(-2)
+    if not vectors.shape[-2]:
+        return np.zeros(vectors.shape[:-2] + vectors.shape[-1:])
+    return vectors.mean(-2) if pooling == "mean" else vectors.max(-2)
 
 
 def read_table(path: Path) -> datasets.Dataset:
@@ -150,134 +161,131 @@ def assert_close(found: list, expected: list[np.ndarray], tolerance: float = TOL
         *((".hdf5", "all", "mean"), (".h5", "mixed", "max"), (".parquet", "all", "max")),
     ],
 )
-def test_each_line_has_the_vectors_that_it_has_alone(model_dir, loaded, corpus, tmp_path, suffix, layers, pooling):
-    options = {"input": corpus, "layers": layers, "pooling": pooling, "batch_tokens": 40}
-    path = run(model_dir, tmp_path / f"vectors{suffix}", **options)
+def test_each_line_has_the_vectors_that_it_has_alone(embedded, alone, suffix, layers, pooling):
+    path = embedded(f"vectors{suffix}", layers=layers, pooling=pooling, batch_tokens=40)
     assert not Path(f"{path}.parts").exists()
     if suffix == ".parquet":
         assert read_table(path)["text"][:] == [line.strip() for line in LINES]
-        assert read_table(path)["tokens"][:] == [line.split() for line in LINES]
-    assert_close(read(path), [alone(loaded, line.split(), layers, pooling) for line in LINES])
+        assert read_table(path)["tokens"][:] == WORDS
+    assert_close(read(path), alone(WORDS, layers, pooling))
 
 
-def test_hdf5_has_the_layout_of_the_elmo_command(model_dir, corpus, tmp_path):
-    with h5py.File(run(model_dir, tmp_path / "v.hdf5", input=corpus)) as file:
+def test_hdf5_has_the_layout_of_the_elmo_command(embedded):
+    with h5py.File(embedded()) as file:
         assert file["0"].shape == (LAYERS, 7, DIM) and file["0"].dtype == np.float32
         assert file["1"].shape == file["6"].shape == (LAYERS, 0, DIM)
         assert file["sentence_to_index"].shape == (1,)
         index = json.loads(file["sentence_to_index"][0])
         assert index == {line.strip(): str(number) for number, line in enumerate(LINES)}
         assert index[LINES[0]] == "4" and np.allclose(file["0"], file["4"], atol=TOLERANCE)
-    with h5py.File(run(model_dir, tmp_path / "f.hdf5", input=corpus, forget_sentences=True)) as file:
+    with h5py.File(embedded("f.hdf5", forget_sentences=True)) as file:
         assert set(file) == set(map(str, range(len(LINES))))
 
 
 @pytest.mark.parametrize("suffix", [".hdf5", ".parquet"])
-def test_float16(model_dir, loaded, corpus, tmp_path, suffix):
-    found = read(run(model_dir, tmp_path / f"v{suffix}", input=corpus, dtype="float16", layers="top"))
-    assert_close(found, [alone(loaded, line.split(), "top").astype(np.float16) for line in LINES], 1e-3)
+def test_float16(embedded, alone, suffix):
+    found = read(embedded(f"v{suffix}", dtype="float16", layers="top"))
+    assert_close(found, [vectors.astype(np.float16) for vectors in alone(WORDS, "top")], 1e-3)
     assert suffix == ".parquet" or found[0].dtype == np.float16
+
+
+def test_vectors_that_are_too_large_for_float16(embedded, tmp_path):
     model = ELMoModel(tiny())
     torch.nn.init.constant_(model.token_projection.bias, 1e5)
-    with pytest.raises(ValueError, match="Vectors of 'a longer .* are too large for float16, .* dtype float32"):
-        run(save_model(tmp_path / "m", model), tmp_path / "large.hdf5", input=corpus, dtype="float16")
+    with pytest.raises(ValueError, match="Vectors of 'a longer .* float16, .* dtype float32"):
+        embedded(model=save_model(tmp_path / "m", model), dtype="float16")
 
 
-def test_bfloat16_computation(model_dir, loaded, corpus, tmp_path):
-    found = read(run(model_dir, tmp_path / "v.hdf5", input=corpus, compute_dtype="bfloat16", layers="top"))
+def test_bfloat16_computation(embedded, alone):
+    found = read(embedded(compute_dtype="bfloat16", layers="top"))
     assert found[0].dtype == np.float32
-    assert_close(found, [alone(loaded, line.split(), "top") for line in LINES], 0.05)
+    assert_close(found, alone(WORDS, "top"), 0.05)
 
 
 @pytest.mark.parametrize("obstacle", [None, "this processor has no instructions for bfloat16"])
-def test_without_its_instructions_bfloat16_becomes_float32(obstacle, model_dir, corpus, tmp_path, monkeypatch):
+def test_without_its_instructions_bfloat16_becomes_float32(obstacle, embedded, tmp_path, monkeypatch):
     """The settings of the unfinished output name what was computed."""
     monkeypatch.setattr(processes, "bfloat16_obstacle", lambda: obstacle)
     monkeypatch.setattr(outputs.PartsFolder, "assemble", MagicMock(side_effect=KeyboardInterrupt))
     with pytest.raises(KeyboardInterrupt):
-        run(model_dir, tmp_path / "v.hdf5", input=corpus, compute_dtype="bfloat16", layers="top")
+        embedded(compute_dtype="bfloat16")
     settings = json.loads((tmp_path / "v.hdf5.parts" / "settings.json").read_text(encoding="utf-8"))
     assert settings["compute_dtype"] == ("bfloat16" if obstacle is None else "float32")
 
 
 @pytest.mark.skipif(int8_obstacle() is not None, reason=f"8 bits are not fast here: {int8_obstacle()}")
-def test_int8_computation(model_dir, loaded, corpus, tmp_path):
-    found = read(run(model_dir, tmp_path / "v.hdf5", input=corpus, compute_dtype="int8", layers="top"))
+def test_int8_computation(embedded, loaded):
+    found = read(embedded(compute_dtype="int8", layers="top"))
     assert found[0].dtype == np.float32
-    quantized = (copy.deepcopy(loaded[0]).quantize(), loaded[1])
-    assert_close(found, [alone(quantized, line.split(), "top") for line in LINES], 1e-2)
-    with pytest.raises(ValueError, match="--compute_dtype int8 is for CPUs, not for --device cuda; pass bfloat16."):
-        run(model_dir, tmp_path / "w.hdf5", input=corpus, compute_dtype="int8", device="cuda")
+    model, tokenizer = loaded
+    assert_close(found, vectors_alone(copy.deepcopy(model).quantize(), tokenizer, WORDS, "top"), 1e-2)
+    with pytest.raises(ValueError, match="--compute_dtype int8 .* --device cuda; pass bfloat16."):
+        embedded("w.hdf5", compute_dtype="int8", device="cuda")
 
 
-def test_raw_text_is_split_by_the_tokenizer(model_dir, loaded, tmp_path):
+def test_raw_text_is_split_by_the_tokenizer(embedded, alone, tmp_path):
     texts = ["They didn't play chess, did they?", "", "One."]
-    path = run(model_dir, tmp_path / "v.parquet", input=write_lines(tmp_path / "c.txt", texts), raw_text=True)
+    path = embedded("v.parquet", input=write_lines(tmp_path / "c.txt", texts), raw_text=True)
     words = [["They", "didn", "'t", "play", "chess", ",", "did", "they", "?"], [], ["One", "."]]
     assert read_table(path)["tokens"][:] == words
-    assert_close(read(path), [alone(loaded, line) for line in words])
-    assert_close(read(path), [alone(loaded, line) for line in texts])
+    assert_close(read(path), alone(words))
+    assert_close(read(path), alone(texts))
 
 
-def test_given_words_stay_whole(model_dir, loaded, tmp_path):
+def test_given_words_stay_whole(embedded, alone, tmp_path):
     words = ["New York", "", "\ud800", "<S>", "can't"]
     path = write_lines(tmp_path / "c.jsonl", [json.dumps({"words": words}), json.dumps({"words": "can't"})])
-    table = run(model_dir, tmp_path / "v.parquet", input=path, text_column="words", raw_text=True)
-    assert_close(read(table), [alone(loaded, words), alone(loaded, ["can", "'t"])])
+    found = read(embedded("v.parquet", input=path, text_column="words", raw_text=True))
+    assert_close(found, alone([words, ["can", "'t"]]))
 
 
 @pytest.mark.parametrize("options", [{"split": "test"}, {"streaming": True}], ids=str)
-def test_data_sets(model_dir, loaded, tmp_path, options):
-    data, folder = datasets.Dataset.from_dict({"words": [line.split() for line in LINES]}), tmp_path / "data"
+def test_data_sets(embedded, alone, tmp_path, options):
+    data, folder = datasets.Dataset.from_dict({"words": WORDS}), tmp_path / "data"
     if "split" in options:
         datasets.DatasetDict(train=data.select([0]), test=data).save_to_disk(folder)
     else:
         data.to_parquet(folder / "train.parquet")
-    found = read(run(model_dir, tmp_path / "v.hdf5", dataset=folder, text_column="words", **options))
-    assert_close(found, [alone(loaded, line.split()) for line in LINES])
+    assert_close(read(embedded(dataset=folder, text_column="words", **options)), alone(WORDS))
 
 
 # Proteins: SeqVec's format and use
 
 SEQUENCES = {each.name: each.text for _, each in fasta_records(PROTEINS)}
-
-
-@pytest.mark.parametrize("batch_tokens", [1, 300])  # sequences alone, in two batches
-def test_proteins(model_dir, loaded, tmp_path, batch_tokens):
-    options = {"input": PROTEINS, "layers": "sum", "unit": "character", "batch_tokens": batch_tokens}
-    with h5py.File(run(model_dir, tmp_path / "residues.h5", **options)) as file:
-        assert set(file) == {"sp|P01308|INS_HUMAN", "sp|P00698|LYSC_CHICK", "UBIQ_HUMAN_1-76"}
-        found = [file[name.replace("/", "_")][:] for name in SEQUENCES]
-    assert_close(found, [alone(loaded, list(residues), "sum") for residues in SEQUENCES.values()], 1e-5)
-    with h5py.File(run(model_dir, tmp_path / "proteins.h5", **options, pooling="mean")) as file:
-        means = [file[name.replace("/", "_")][:] for name in SEQUENCES]
-    assert_close(means, [vectors.mean(0) for vectors in found], 1e-5)
+RESIDUES = list(map(list, SEQUENCES.values()))
 
 
 @pytest.mark.parametrize("pooling", ["none", "mean"])
-def test_proteins_as_a_table(model_dir, loaded, tmp_path, pooling):
-    (tmp_path / "p.fa.gz").write_bytes(gzip.compress(PROTEINS.read_bytes()))
-    path = run(model_dir, tmp_path / "v.parquet", input=tmp_path / "p.fa.gz", layers="sum", pooling=pooling)
+@pytest.mark.parametrize("batch_tokens", [1, 300])  # sequences alone, in two batches
+def test_proteins(embedded, alone, batch_tokens, pooling):
+    options = {"layers": "sum", "unit": "character", "batch_tokens": batch_tokens, "pooling": pooling}
+    with h5py.File(embedded("p.h5", input=PROTEINS, **options)) as file:
+        assert set(file) == {"sp|P01308|INS_HUMAN", "sp|P00698|LYSC_CHICK", "UBIQ_HUMAN_1-76"}
+        found = [file[name.replace("/", "_")][:] for name in SEQUENCES]
+    assert_close(found, alone(RESIDUES, "sum", pooling), 1e-5)
+
+
+@pytest.mark.parametrize("pooling", ["none", "mean"])
+def test_proteins_as_a_table(embedded, alone, tmp_path, pooling):
+    packed = written(tmp_path / "p.fa.gz", PROTEINS.read_text())
+    path = embedded("v.parquet", input=packed, layers="sum", pooling=pooling)
     table = read_table(path)
     assert table.column_names == ["name", "text", "tokens", "vectors"]
     assert table["name"][:] == list(SEQUENCES) and table["text"][:] == list(SEQUENCES.values())
-    assert table["tokens"][:] == [list(residues) for residues in SEQUENCES.values()]
-    expected = [alone(loaded, list(residues), "sum") for residues in SEQUENCES.values()]
-    assert_close(read(path), expected if pooling == "none" else [vectors.mean(0) for vectors in expected], 1e-5)
+    assert table["tokens"][:] == RESIDUES
+    assert_close(read(path), alone(RESIDUES, "sum", pooling), 1e-5)
 
 
-def test_letters_of_a_text(model_dir, tmp_path):
+def test_letters_of_a_text(embedded, tmp_path):
     texts = ["MKL VF*", "", "밥a", json.dumps("x")]
-    path = run(model_dir, tmp_path / "v.parquet", input=write_lines(tmp_path / "c.txt", texts), unit="character")
+    path = embedded("v.parquet", input=write_lines(tmp_path / "c.txt", texts), unit="character")
     assert read_table(path)["tokens"][:] == [list("MKLVF*"), [], ["밥", "a"], list('"x"')]
 
 
-def test_word_level_model(tmp_path, corpus):
-    config = tiny(char_vocab_size=0, word_embedding_size=6, vocab_size=6)
-    model, tokenizer = ELMoModel(config).eval(), ELMoTokenizer(vocab=["<S>", "</S>", "<UNK>", "play", "chess"])
-    model.save_pretrained(tmp_path / "m")
-    tokenizer.save_pretrained(tmp_path / "m")
-    found = read(run(tmp_path / "m", tmp_path / "v.hdf5", input=corpus))
+def test_word_level_model(embedded, tmp_path):
+    model = ELMoModel(tiny(char_vocab_size=0, word_embedding_size=6, vocab_size=6)).eval()
+    save(tmp_path / "m", model, ELMoTokenizer(vocab=["<S>", "</S>", "<UNK>", "play", "chess"]))
+    found = read(embedded(model=tmp_path / "m"))
     with torch.no_grad():
         ids = torch.tensor([[1, 3, 4, 5, 2]])
         expected = torch.stack(model(input_ids=ids).hidden_states)[:, 0, 1:-1].numpy()
@@ -303,10 +311,11 @@ def test_sentences_are_read_as_they_are_needed(loaded):
         assert read_so_far - number <= 4 * 50 / 2  # four batches of blank lines, which are two markers
 
 
-def test_sentences_may_be_texts_or_words(loaded):
+def test_sentences_may_be_texts_or_words(loaded, alone):
     found = list(embedding.embed_sentences(["They didn't.", ["They", "didn't."], "", []], *loaded, layers="all"))
-    assert [tokens for tokens, _ in found] == [["They", "didn", "'t", "."], ["They", "didn't."], [], []]
-    assert_close([vectors for _, vectors in found], [alone(loaded, tokens) for tokens, _ in found])
+    tokens, vectors = zip(*found, strict=True)
+    assert tokens == (["They", "didn", "'t", "."], ["They", "didn't."], [], [])
+    assert_close(vectors, alone(tokens))
     with pytest.raises(ValueError, match="has no mix of its layers"):
         next(embedding.embed_sentences(["a"], ELMoModel(tiny(), add_mixing_layer=False), loaded[1]))
 
@@ -323,80 +332,83 @@ def long_corpus(tmp_path) -> Path:
 
 def count_lines(monkeypatch) -> list[str]:
     """Returns a list that receives the text of each line that is embedded from now on."""
-    embedded, embed_block = [], embed.embed_block
+    seen, embed_block = [], embed.embed_block
 
     def counted(lines, *arguments, **options):
-        embedded.extend(line.text for line in lines)
+        seen.extend(line.text for line in lines)
         return embed_block(lines, *arguments, **options)
 
     monkeypatch.setattr(embed, "embed_block", counted)
-    return embedded
+    return seen
 
 
-def test_an_interruption_while_the_output_is_written(model_dir, corpus, tmp_path, monkeypatch):
-    with monkeypatch.context() as patch:
+def test_an_interruption_while_the_output_is_written(embedded, tmp_path, monkeypatch):
+    with monkeypatch.context() as patch, pytest.raises(ZeroDivisionError):
         patch.setitem(outputs.WRITERS, ".hdf5", (lambda path, *_: path.write_text("half a fi") / 0, "h5py", ""))
-        with pytest.raises(ZeroDivisionError):
-            run(model_dir, tmp_path / "v.hdf5", input=corpus)
+        embedded()
     assert not (tmp_path / "v.hdf5").exists()
-    embedded = count_lines(monkeypatch)
-    assert len(read(run(model_dir, tmp_path / "v.hdf5", input=corpus))) == len(LINES) and embedded == []
+    seen = count_lines(monkeypatch)
+    assert len(read(embedded())) == len(LINES) and seen == []
 
 
-def test_an_interruption_while_the_parts_are_removed(model_dir, corpus, tmp_path, monkeypatch):
+def test_an_interruption_while_the_parts_are_removed(embedded, tmp_path, monkeypatch):
     output, parts = tmp_path / "v.hdf5", tmp_path / "v.hdf5.parts"
     with monkeypatch.context() as patch, pytest.raises(AttributeError):
         patch.setattr(outputs, "shutil", None)
-        run(model_dir, output, input=corpus, batch_tokens=8)
+        embedded(batch_tokens=8)
     assert len(read(output)) == len(LINES) and parts.exists()
-    with pytest.raises(FileExistsError, match="v.hdf5 exists; remove it or pass"):
-        run(model_dir, output, input=corpus)
+    with pytest.raises(FileExistsError, match="v.hdf5 exists"):
+        embedded()
     output.unlink()
     next(parts.glob("*.npz")).unlink()
-    assert len(read(run(model_dir, output, input=corpus))) == len(LINES) and not parts.exists()
+    assert len(read(embedded())) == len(LINES) and not parts.exists()
 
 
 @pytest.fixture
-def interrupted(model_dir, corpus, tmp_path, monkeypatch) -> Path:
+def interrupted(embedded, tmp_path, monkeypatch) -> Path:
     """The output file of a run that was interrupted after two parts."""
     save, calls = outputs.PartsFolder.save, count()
-    with monkeypatch.context() as patch:
+    with monkeypatch.context() as patch, pytest.raises(ZeroDivisionError):
         patch.setattr(outputs.PartsFolder, "save", lambda *args: save(*args) if next(calls) < 2 else 1 / 0)
-        with pytest.raises(ZeroDivisionError):
-            run(model_dir, tmp_path / "v.hdf5", input=corpus, batch_tokens=4)
+        embedded(batch_tokens=4)
     return tmp_path / "v.hdf5"
 
 
-def test_a_resumed_run_may_have_other_batches_and_more_lines(model_dir, loaded, interrupted, tmp_path):
-    lines = [*LINES, "one more"]
-    moved = write_lines(tmp_path / "moved.txt", lines)
-    found = read(run(model_dir, interrupted, input=moved, batch_tokens=100))
-    assert_close(found, [alone(loaded, line.split()) for line in lines])
+def test_a_resumed_run_may_have_other_batches_and_more_lines(embedded, alone, interrupted, tmp_path):
+    moved = write_lines(tmp_path / "moved.txt", [*LINES, "one more"])
+    assert_close(read(embedded(input=moved, batch_tokens=100)), alone([*WORDS, ["one", "more"]]))
 
 
-def test_a_resumed_run_with_other_settings(model_dir, corpus, interrupted, tmp_path):
-    for name, value in (("layers", "top"), ("pooling", "mean"), ("dtype", "float16"), ("raw_text", True)):
-        with pytest.raises(ValueError, match=rf"parts has other settings: {name} \w+, now {value}\. Pass the"):
-            run(model_dir, interrupted, input=corpus, **{name: value})
-    with pytest.raises(ValueError, match=r"other settings: .*weights \w+, now \w+"):
-        run(save_model(tmp_path / "other", ELMoModel(tiny())), interrupted, input=corpus)
+CHANGES = [("layers", "top"), ("pooling", "mean"), ("dtype", "float16"), ("raw_text", True)]
+
+
+@pytest.mark.parametrize("name, value", CHANGES)
+def test_a_resumed_run_with_other_settings(name, value, embedded, interrupted):
+    with pytest.raises(ValueError, match=rf"other settings: {name} \w+, now {value}\."):
+        embedded(**{name: value})
+
+
+def test_a_resumed_run_with_another_model(model_dir, embedded, interrupted, tmp_path):
+    with pytest.raises(ValueError, match="other settings: .*weights"):
+        embedded(model=save_model(tmp_path / "other", ELMoModel(tiny())))
     for file in ("config.json", "tokenizer_config.json"):
         changed = shutil.copytree(model_dir, tmp_path / file)
         content = json.loads((changed / file).read_text())
         (changed / file).write_text(json.dumps(content | {"cell_clip": 1.0, "pre_tokenization": "whitespace"}))
         with pytest.raises(ValueError, match=r"other settings: model \w+, now \w+\. "):
-            run(changed, interrupted, input=corpus)
+            embedded(model=changed)
 
 
-def test_a_resumed_run_with_another_input(model_dir, corpus, interrupted):
-    message = r"v.hdf5.parts has other lines {} to \d. Pass the same input, or remove"
-    for first, lines in ((1, ["other", *LINES[1:]]), (4, [*LINES[:3], "other", *LINES[4:]]), (1, LINES[:1])):
-        with pytest.raises(ValueError, match=message.format(first)):
-            run(model_dir, interrupted, input=write_lines(corpus, lines))
+@pytest.mark.parametrize(
+    "first, lines", [(1, ["other", *LINES[1:]]), (4, [*LINES[:3], "other", *LINES[4:]]), (1, LINES[:1])]
+)
+def test_a_resumed_run_with_another_input(first, lines, embedded, interrupted, tmp_path):
+    with pytest.raises(ValueError, match=rf"v.hdf5.parts has other lines {first} to \d."):
+        embedded(input=write_lines(tmp_path / "other.txt", lines))
 
 
 @pytest.mark.parametrize("damage, number", [("absent", 0), ("empty", 1), ("cut", 0), ("changed", 1)])
-def test_a_damaged_part_is_computed_again(damage, number, model_dir, corpus, interrupted, monkeypatch):
+def test_a_damaged_part_is_computed_again(damage, number, embedded, interrupted, monkeypatch):
     """Without the parts after it, also if the new parts have other sizes."""
     parts = sorted(Path(f"{interrupted}.parts").glob("*.npz"))
     part = parts.pop(number)
@@ -406,23 +418,22 @@ def test_a_damaged_part_is_computed_again(damage, number, model_dir, corpus, int
     part.write_bytes({"empty": b"", "cut": content[:-30]}.get(damage, content))
     if damage == "absent":
         part.unlink()
-    whole = read(run(model_dir, interrupted.with_name("whole.hdf5"), input=corpus))
-    embedded = count_lines(monkeypatch)
-    found = read(run(model_dir, interrupted, input=corpus, batch_tokens=7))
-    assert_close(found, whole)
-    assert embedded == [line.strip() for number, line in enumerate(LINES) if number not in kept]
+    whole = read(embedded("whole.hdf5"))
+    seen = count_lines(monkeypatch)
+    assert_close(read(embedded(batch_tokens=7)), whole)
+    assert seen == [line.strip() for number, line in enumerate(LINES) if number not in kept]
 
 
-def test_parts_reach_the_disk_before_they_have_their_name(model_dir, corpus, tmp_path, monkeypatch):
+def test_parts_reach_the_disk_before_they_have_their_name(embedded, monkeypatch):
     synced = []
     monkeypatch.setattr(os, "fsync", lambda descriptor: synced.append(os.fstat(descriptor).st_ino))
     replace, replaced = os.replace, []
     monkeypatch.setattr(os, "replace", lambda old, new: replaced.append(Path(old).stat().st_ino) or replace(old, new))
-    run(model_dir, tmp_path / "v.hdf5", input=corpus)
+    embedded()
     assert len(replaced) >= 3 and set(replaced) <= {*synced}  # settings, a part, the output
 
 
-def test_a_full_disk(model_dir, corpus, interrupted, monkeypatch):
+def test_a_full_disk(embedded, interrupted, monkeypatch):
     """The error names the file, and the same command goes on."""
 
     def full(path, **arrays):
@@ -431,9 +442,9 @@ def test_a_full_disk(model_dir, corpus, interrupted, monkeypatch):
 
     with monkeypatch.context() as patch, pytest.raises(OSError, match=r"No space left on device: .*v.hdf5.parts/\d+-"):
         patch.setattr(np, "savez", full)
-        run(model_dir, interrupted, input=corpus)
+        embedded()
     assert len(list(Path(f"{interrupted}.parts").iterdir())) == 3  # two parts and the settings
-    assert len(read(run(model_dir, interrupted, input=corpus))) == len(LINES)
+    assert len(read(embedded())) == len(LINES)
 
 
 # Several processes
@@ -448,8 +459,8 @@ def num_parts(output: Path) -> int:
 
 
 @pytest.fixture
-def of_one_process(model_dir, long_corpus, tmp_path) -> bytes:
-    return run(model_dir, tmp_path / "one.hdf5", input=long_corpus, batch_tokens=32).read_bytes()
+def of_one_process(embedded, long_corpus) -> bytes:
+    return embedded("one.hdf5", input=long_corpus, batch_tokens=32).read_bytes()
 
 
 def with_children(launchers: list[subprocess.Popen]) -> list[psutil.Process]:
@@ -468,7 +479,7 @@ def test_any_process_of_two_machines_may_be_killed_at_any_moment(
 ):
     """Also the main process and the launchers. Each machine has two processes, and one is killed each time."""
     random, output = np.random.default_rng(seed), tmp_path / "killed.hdf5"
-    flags = flags_of(model_dir, output, {"input": long_corpus, "batch_tokens": 32})
+    flags = arguments_of({"model": model_dir, "output": output, "input": long_corpus, "batch_tokens": 32})
     for wanted in (*sorted(random.integers(0, 40, 4)), None):
         machines = [torchrun(launcher, *MODULE, *flags) for launcher in two_machines(2)]
         while wanted is not None and num_parts(output) < wanted and all(each.poll() is None for each in machines):
@@ -504,15 +515,12 @@ def test_processes_that_do_not_fit_together(tmp_path):
 
 @pytest.mark.parametrize("suffix", [".hdf5", ".parquet"])
 @pytest.mark.parametrize("pooling", ["none", "mean"])
-def test_several_files_and_their_places(model_dir, loaded, tmp_path, suffix, pooling):
+def test_several_files_and_their_places(embedded, alone, tmp_path, suffix, pooling):
     """The entries of the files follow each other; the output names file and line of each."""
-    for name, lines in (("a.txt", ["the cat", "", "sat"]), ("b.txt", ["on"])):
-        write_lines(tmp_path / name, lines)
-    (tmp_path / "c.tsv").write_text("year\ttext\n1900\tthe mat\n")
-    inputs = [str(tmp_path / name) for name in ("?.txt", "c.tsv")]
-    path = tmp_path / f"v{suffix}"
-    flags = flags_of(model_dir, path, {"layers": "top", "pooling": pooling})
-    embed.main([*flags, "--input", *inputs])
+    write_lines(tmp_path / "a.txt", ["the cat", "", "sat"])
+    write_lines(tmp_path / "b.txt", ["on"])
+    write_lines(tmp_path / "c.tsv", ["year\ttext", "1900\tthe mat"])
+    path = embedded(f"v{suffix}", input=[tmp_path / "?.txt", tmp_path / "c.tsv"], layers="top", pooling=pooling)
     expected = [("a.txt", 1), ("a.txt", 2), ("a.txt", 3), ("b.txt", 1), ("c.tsv", 2)]
     expected = [(str(tmp_path / name), number) for name, number in expected]
     texts = ["the cat", "", "sat", "on", "the mat"]
@@ -520,46 +528,41 @@ def test_several_files_and_their_places(model_dir, loaded, tmp_path, suffix, poo
         table = read_table(path)
         assert table.column_names == ["file", "line", "text", "tokens", "vectors"] and table["text"][:] == texts
         assert list(zip(table["file"], table["line"], strict=True)) == expected
-        found = [np.array(each) for each in table["vectors"]]
+        found = read(path)
     else:
         with h5py.File(path) as file:
             assert list(zip(file["files"].asstr()[:], file["lines"][:].tolist(), strict=True)) == expected
             found = list(file["sentence_vectors"]) if pooling == "mean" else [file[str(n)][:] for n in range(5)]
-    for vectors, text in zip(found, texts, strict=True):
-        wanted = alone(loaded, text.split(), "top", pooling)
-        np.testing.assert_allclose(vectors.reshape(wanted.shape), wanted, atol=1e-5)
+    assert_close(found, alone([text.split() for text in texts], "top", pooling), 1e-5)
 
 
-def test_sentences_and_their_places(model_dir, tmp_path):
+def test_sentences_and_their_places(embedded, tmp_path):
     pytest.importorskip("sentencex")
-    write_lines(tmp_path / "a.txt", ["The cat sat", "on it. The", "mat is", "", "here. So"])
-    path = run(model_dir, tmp_path / "v.hdf5", input=tmp_path / "a.txt", split_sentences="en")
-    with h5py.File(path) as file:
+    text = write_lines(tmp_path / "a.txt", ["The cat sat", "on it. The", "mat is", "", "here. So"])
+    with h5py.File(embedded(input=text, split_sentences="en")) as file:
         found = json.loads(file["sentence_to_index"][0])
         assert found == {"The cat sat on it.": "0", "The mat is": "1", "here.": "2", "So": "3"}
-        assert file["lines"][:].tolist() == [1, 2, 5, 5] and {*file["files"].asstr()} == {str(tmp_path / "a.txt")}
+        assert file["lines"][:].tolist() == [1, 2, 5, 5] and {*file["files"].asstr()} == {str(text)}
         assert [file[str(number)].shape[1] for number in range(4)] == [5, 3, 1, 1]
-    data = datasets.Dataset.from_dict({"text": ["One goes. Two", "Three."]})
-    data.save_to_disk(tmp_path / "data")
-    path = run(model_dir, tmp_path / "d.parquet", dataset=tmp_path / "data", split_sentences="en")
-    table = read_table(path)
+    folder = tmp_path / "data"
+    datasets.Dataset.from_dict({"text": ["One goes. Two", "Three."]}).save_to_disk(folder)
+    table = read_table(embedded("d.parquet", dataset=folder, split_sentences="en"))
     assert table["text"][:] == ["One goes.", "Two", "Three."] and table["line"][:] == [0, 0, 1]
-    assert table["file"][:] == [str(tmp_path / "data")] * 3
+    assert table["file"][:] == [str(folder)] * 3
 
 
-def test_fasta_files_with_equal_names(model_dir, tmp_path):
-    for name, record in (("a.fasta", "x/1"), ("b.fa", "x_1")):
-        write_lines(tmp_path / name, [f">{record}", "MK"])
-    flags = flags_of(model_dir, tmp_path / "v.hdf5", {"layers": "top"})
-    inputs = ["--input", str(tmp_path / "a.fasta"), str(tmp_path / "b.fa")]
+def test_fasta_files_with_equal_names(embedded, tmp_path):
+    inputs = [
+        write_lines(tmp_path / "a.fasta", [">x/1", "MK"]),
+        write_lines(tmp_path / "b.fa", [">x_1", "MK"]),
+    ]
     with pytest.raises(ValueError, match=r"b\.fa: .*a\.fasta has the name 'x_1' too \(/ is _\); change it"):
-        embed.main([*flags, *inputs])
+        embedded(input=inputs)
     write_lines(tmp_path / "b.fa", [">y", "M"])
-    with h5py.File(embed.main([*flags, *inputs])) as file:
+    with h5py.File(embedded(input=inputs, layers="top")) as file:
         assert {name: len(file[name]) for name in file} == {"x_1": 2, "y": 1}
-    write_lines(tmp_path / "c.txt", ["the cat"])
     with pytest.raises(ValueError, match="FASTA files, whose records have names, and texts"):
-        embed.main([*flags, *inputs, str(tmp_path / "c.txt")])
+        embedded("w.hdf5", input=[*inputs, write_lines(tmp_path / "c.txt", ["the cat"])])
 
 
 # Mistakes
@@ -568,70 +571,66 @@ def test_fasta_files_with_equal_names(model_dir, tmp_path):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({}, "--input FILE ... or --dataset NAME"),
-        ({"input": "c.json.gz"}, "c.json.gz: text is read from .txt, and from .jsonl with a record per line"),
+        ({"input": None}, "--input FILE ... or --dataset NAME"),
+        ({"input": "c.json.gz"}, "c.json.gz: text is read from .txt, and from .jsonl"),
         ({"input": "c.docx"}, "c.docx: unknown suffix '.docx'; .* .txt, .jsonl.*.conllu, .fasta, .*.gz or .zst"),
         ({"input": "absent.txt"}, "absent.txt: no file found"),
         ({"input": "p.fasta", "raw_text": True}, "p.fasta has sequences.*--raw_text"),
-        ({"input": "c.txt", "raw_text": True, "unit": "character"}, "--raw_text .* --unit character"),
-        ({"input": "c.txt", "output": "v.npz"}, "v.npz: unknown suffix '.npz'; .* .hdf5, .h5, .parquet"),
-        ({"input": "c.txt", "output": "c.hdf5"}, "--output c.hdf5 exists"),
+        ({"raw_text": True, "unit": "character"}, "--raw_text .* --unit character"),
+        ({"output": "v.npz"}, "v.npz: unknown suffix '.npz'; .* .hdf5, .h5, .parquet"),
+        ({"output": "c.hdf5"}, "c.hdf5 exists"),
         ({"input": "empty.txt"}, "empty.txt is empty"),
         ({"input": "number.jsonl"}, r"number.jsonl, line 1: the sentence is \['a', 1\]"),
+        ({"batch_size": 3}, "--batch_size 3 needs --stateful"),
     ],
 )
-def test_mistakes(model_dir, tmp_path, monkeypatch, options, message):
+def test_mistakes(embedded, tmp_path, monkeypatch, options, message):
     monkeypatch.chdir(tmp_path)
-    write_lines(Path("c.txt"), LINES)
-    Path("c.hdf5").touch()
-    Path("c.docx").touch()
-    Path("c.json.gz").touch()
-    Path("empty.txt").touch()
+    for name in ("c.hdf5", "c.docx", "c.json.gz", "empty.txt"):
+        Path(name).touch()
     write_lines(Path("p.fasta"), [">a", "M"])
     write_lines(Path("number.jsonl"), ['{"text": ["a", 1]}'])
     with pytest.raises((ValueError, OSError), match=message):
-        run(model_dir, **{"output": "v.hdf5", **options})
+        embedded(**options)
     assert not list(tmp_path.glob("*.parts")) and not Path("v.hdf5").exists()
 
 
-def test_an_untrained_mix_is_told(tmp_path, corpus, caplog):
+def test_an_untrained_mix_is_told(embedded, tmp_path, caplog):
     folder = save_model(tmp_path / "m", ELMoForPreTraining(tiny()))
-    found = [read(run(folder, tmp_path / f"{name}.h5", input=corpus, layers=name)) for name in ("mixed", "average")]
+    found = [read(embedded(f"{name}.h5", folder, layers=name)) for name in ("mixed", "average")]
     assert_close(*found)
     assert "was never trained: the vectors are the average of the layers" in caplog.text
 
 
-def test_a_mix_that_normalizes_over_the_batch_gets_lines_alone(tmp_path, corpus, caplog):
+def test_a_mix_that_normalizes_over_the_batch_gets_lines_alone(embedded, tmp_path, caplog):
     torch.manual_seed(0)
     model = ELMoModel(tiny(scalar_mix_layer_norm="allennlp")).eval()
     folder = save_model(tmp_path / "m", model)
     for number in range(2):  # two models, each with several batches
         caplog.clear()
-        options = {"layers": "mixed", "batch_tokens": 8}
-        found = read(run(folder, tmp_path / f"{number}.hdf5", input=corpus, **options))
+        found = read(embedded(f"{number}.hdf5", folder, layers="mixed", batch_tokens=8))
         assert ["so each line is one" in message for message in caplog.messages].count(True) == 1
-    tokenizer = ELMoTokenizer()
     with torch.no_grad():
-        one = model(**tokenizer([LINES[0].split()], is_split_into_words=True, return_tensors="pt")).elmo_embeddings
+        one = model(**ELMoTokenizer()([WORDS[0]], is_split_into_words=True, return_tensors="pt")).elmo_embeddings
     assert_close([found[0]], [one[0, 1:-1].numpy()])
 
 
-def test_a_model_without_all_weights_is_refused(tmp_path, corpus):
-    model = ELMoModel(tiny())
+def test_a_model_without_all_weights_is_refused(embedded, tmp_path):
+    model, folder = ELMoModel(tiny()), tmp_path / "half"
     weights = {name: tensor for name, tensor in model.state_dict().items() if "highways" not in name}
-    model.save_pretrained(tmp_path / "half", state_dict=weights)
-    with pytest.raises(ValueError, match=r"half lacks weights: char_encoder\.highways\.0\.carry\.bias, .*Convert or"):
-        run(tmp_path / "half", tmp_path / "v.hdf5", input=corpus)
-    for read in (load_pretrained, load_for_export):
-        kind, place = ELMoForPreTraining, tmp_path / "half"
-        with pytest.raises(ValueError, match=r"half lacks weights: elmo\.char_encoder\.highways\.0\.carry\.bias"):
-            read(kind, place)
+    model.save_pretrained(folder, state_dict=weights)
+    missing = r"half lacks weights: .*char_encoder\.highways\.0\.carry\.bias"
+    with pytest.raises(ValueError, match=missing):
+        embedded(model=folder)
+    for read_model in (load_pretrained, load_for_export):
+        with pytest.raises(ValueError, match=missing):
+            read_model(ELMoForPreTraining, folder)
 
 
-def test_missing_extras_are_named(monkeypatch):
+def test_missing_extras_are_named(embedded, monkeypatch):
     monkeypatch.setitem(sys.modules, "h5py", None)
     with pytest.raises(ImportError, match=r'needs h5py: pip install "modeling-elmo\[convert\]"'):
-        run("m", output="v.hdf5")
+        embedded(model="m")
 
 
 # States that run on
@@ -654,27 +653,28 @@ def one_after_the_other(loaded, sentences: list[list[str]]) -> list[np.ndarray]:
     return [torch.cat(pair, -1)[:, 1:-1].numpy() for pair in zip(*halves, strict=True)]
 
 
-STREAM = [line.split() for line in ("one two", "a b c d", "", "x", "the play was staged", "they play", "y z", "last")]
+STREAM = ["one two", "a b c d", "", "x", "the play was staged", "they play", "y z", "last"]
+
+
+@pytest.fixture
+def stream(tmp_path) -> Path:
+    return write_lines(tmp_path / "stream.txt", STREAM)
 
 
 @pytest.mark.parametrize("batch_size", [1, 3, 5, 64])
-def test_states_run_on_from_batch_to_batch(batch_size, model_dir, loaded, tmp_path):
+def test_states_run_on_from_batch_to_batch(batch_size, embedded, loaded, stream):
     """Also past a smaller batch; and a run that was interrupted continues them."""
-    corpus = write_lines(tmp_path / "corpus.txt", list(map(" ".join, STREAM)))
-    found = read(run(model_dir, tmp_path / "a.hdf5", input=corpus, stateful=True, batch_size=batch_size))
+    found = read(embedded(input=stream, stateful=True, batch_size=batch_size))
     expected = [None] * len(STREAM)
-    for row in range(batch_size):
-        for number, vectors in enumerate(
-            one_after_the_other(loaded, STREAM[row::batch_size]) if row < len(STREAM) else ()
-        ):
-            expected[row + number * batch_size] = vectors
+    for row in range(min(batch_size, len(STREAM))):
+        sentences = [line.split() for line in STREAM[row::batch_size]]
+        expected[row::batch_size] = one_after_the_other(loaded, sentences)
     assert_close(found, expected)
 
 
-def test_an_interruption_keeps_the_states(model_dir, tmp_path, monkeypatch):
-    corpus = write_lines(tmp_path / "corpus.txt", list(map(" ".join, STREAM)))
-    options = {"input": corpus, "stateful": True, "batch_size": 2}
-    whole = run(model_dir, tmp_path / "whole.hdf5", **options).read_bytes()
+def test_an_interruption_keeps_the_states(embedded, stream, monkeypatch):
+    options = {"input": stream, "stateful": True, "batch_size": 2}
+    whole = embedded("whole.hdf5", **options).read_bytes()
     computed, blocks = embed.embed_block, []
 
     def stopped(lines, *arguments, **others):
@@ -685,48 +685,25 @@ def test_an_interruption_keeps_the_states(model_dir, tmp_path, monkeypatch):
 
     monkeypatch.setattr(embed, "embed_block", stopped)
     with pytest.raises(KeyboardInterrupt):
-        run(model_dir, tmp_path / "a.hdf5", **options)
-    assert run(model_dir, tmp_path / "a.hdf5", **options).read_bytes() == whole
+        embedded(**options)
+    assert embedded(**options).read_bytes() == whole
     assert [len(lines) for lines in blocks] == [2] * 5  # two before, the one that was stopped, two after
 
 
-def test_files_of_allennlps_embedder(tmp_path):
+def test_files_of_allennlps_embedder(embedded, tmp_path):
     """Its `ElmoEmbedder` wrote ten batches of three sentences."""
     folder = ROOT / "tests" / "fixtures" / "elmo_fixtures" / "allennlp"
-    model = convert_checkpoint(
-        OriginalCheckpoint,
-        folder / "lm_weights.hdf5",
-        tmp_path / "model",
-        "whitespace",
-        options=folder / "options.json",
-    )
+    weights, options = folder / "lm_weights.hdf5", folder / "options.json"
+    model = convert_checkpoint(OriginalCheckpoint, weights, tmp_path / "model", "whitespace", options=options)
     lists = json.loads((folder / "sentences.json").read_text())
-    corpus = write_lines(
-        tmp_path / "corpus.txt", [sentence for batch in zip(*lists, strict=True) for sentence in batch]
-    )
-    options = {"input": corpus, "layers": "top"}
-    stateful, stateless = (
-        read(run(model, tmp_path / f"{name}.hdf5", **options, **more))
-        for name, more in (("on", {"stateful": True, "batch_size": 3}), ("off", {}))
-    )
+    lines = [sentence for batch in zip(*lists, strict=True) for sentence in batch]
+    run = partial(embedded, model=model, input=write_lines(tmp_path / "c.txt", lines), layers="top")
+    stateful = read(run("on.hdf5", stateful=True, batch_size=3))
+    stateless = read(run("off.hdf5"))
     expected = []
     for batch in range(10):
         for number in range(3):
             with h5py.File(folder / f"lm_embeddings_{number}.hdf5") as file:
                 expected.append(np.concatenate(file[str(batch)][()], -1))
-    errors = [np.abs(found - wanted).max() for found, wanted in zip(stateful, expected, strict=True)]
-    assert max(errors) < TOLERANCE, errors
+    assert_close(stateful, expected)
     assert min(np.abs(found - wanted).max() for found, wanted in zip(stateless[3:], expected[3:], strict=True)) > 1
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"stateful": True, "batch_size": 0}, "--batch_size 0: pass a number above 0"),
-        ({"batch_size": 3}, "--batch_size 3 needs --stateful; without it, pass --batch_tokens"),
-    ],
-)
-def test_sizes_of_batches_that_are_refused(options, message, model_dir, corpus, tmp_path, capsys):
-    with pytest.raises((ValueError, SystemExit)) as error:
-        run(model_dir, tmp_path / "a.hdf5", input=corpus, **options)
-    assert message in str(error.value) + capsys.readouterr().err
