@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 from bilm_models import save, tiny_model
+from torch.testing import assert_close
 from transformers import AutoModelForCausalLM, AutoModelForPreTraining, AutoTokenizer, Trainer, TrainingArguments
 
 from modeling_elmo import ELMoConfig, ELMoForCausalLM, ELMoForPreTraining, ELMoTokenizer
@@ -40,20 +41,20 @@ def test_logits_are_the_forward_log_probabilities(folder, side):
     mask = inputs["attention_mask"].bool()
     found = output.logits[:, :-1].gather(2, inputs["input_ids"][:, 1:, None])[..., 0]
     pairs = mask[:, 1:] & mask[:, :-1]
-    torch.testing.assert_close(found[pairs], scores.forward_log_probs[:, 1:][pairs])
-    torch.testing.assert_close(output.loss, -scores.forward_log_probs.sum() / pairs.sum())
+    assert_close(found[pairs], scores.forward_log_probs[:, 1:][pairs])
+    assert_close(output.loss, -scores.forward_log_probs.sum() / pairs.sum())
     shares = output.logits.exp()
-    torch.testing.assert_close(shares[mask].sum(-1), torch.ones(int(mask.sum())))
+    assert_close(shares[mask].sum(-1), torch.ones(int(mask.sum())))
     assert not shares[mask][:, 0].any() and not output.logits[~mask].any()  # <PAD>; padding
     last = model(**inputs, logits_to_keep=2).logits
-    torch.testing.assert_close(last, output.logits[:, -2:])
+    assert_close(last, output.logits[:, -2:])
     for wrong in (-1, torch.tensor([0, 1])):
         with pytest.raises(ValueError, match="`logits_to_keep` is .*; pass a number of positions, 0 for all"):
             model(**inputs, logits_to_keep=wrong)
     both = ELMoForPreTraining.from_pretrained(folder)(**inputs, labels=labels, output_hidden_states=True)
-    torch.testing.assert_close(output.loss, both.forward_loss)
+    assert_close(output.loss, both.forward_loss)
     for mine, layer in zip(output.hidden_states, both.hidden_states, strict=True):
-        torch.testing.assert_close(mine, layer.chunk(2, -1)[0])
+        assert_close(mine, layer.chunk(2, -1)[0])
 
 
 def test_training_without_labels_is_told(folder, warnings_of_transformers):
@@ -84,7 +85,7 @@ def test_training_has_the_gradients_of_the_forward_direction(folder):
     for (name, mine), (_, theirs) in zip(
         causal.elmo.forward_lstm.named_parameters(), joint.elmo.forward_lstm.named_parameters(), strict=True
     ):
-        torch.testing.assert_close(mine.grad, theirs.grad, msg=name)
+        assert_close(mine.grad, theirs.grad, msg=name)
     assert all(parameter.grad is None for parameter in causal.elmo.backward_lstm.parameters())
     new = ELMoForCausalLM(causal.config)
     frozen = {name for name, parameter in new.named_parameters() if not parameter.requires_grad}

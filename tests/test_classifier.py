@@ -21,6 +21,7 @@ from head_models import (
     run_network,
     stirred,
 )
+from torch.testing import assert_close
 
 from modeling_elmo import ELMoForSequenceClassification
 from modeling_elmo.heads.classifier import BiattentiveClassifier, ESIMClassifier
@@ -126,13 +127,13 @@ def test_logits_and_gradients_equal_the_formulas(kind, layout, elmo):
     ours, theirs = (as_list(make_network_inputs(layout, elmo)) for _ in range(2))
     logits, expected = run_network(classifier, *ours), plain_logits(classifier, *theirs)
     assert logits.shape == (len(layout), LABELS)
-    torch.testing.assert_close(logits, expected)
+    assert_close(logits, expected)
     if (layout != 0).any():
         for mine, yours in zip(gradients(classifier, logits), gradients(classifier, expected), strict=True):
-            torch.testing.assert_close(mine, yours)
-        torch.testing.assert_close(ours[0].grad, theirs[0].grad)
+            assert_close(mine, yours)
+        assert_close(ours[0].grad, theirs[0].grad)
         if elmo:
-            torch.testing.assert_close(ours[3].grad, theirs[3].grad)
+            assert_close(ours[3].grad, theirs[3].grad)
 
 
 @pytest.mark.parametrize("kind", CLASSIFIERS)
@@ -141,8 +142,8 @@ def test_a_single_text_is_compared_with_itself_and_computed_once(kind):
     mask, read = first | second, []
     classifier.encoder.register_forward_pre_hook(lambda _, arguments: read.append(len(arguments[0])))
     logits = run_network(classifier, inputs, mask, mask, elmo)
-    torch.testing.assert_close(logits, run_network(classifier, inputs, mask, mask.clone(), elmo))
-    torch.testing.assert_close(logits, plain_logits(classifier, inputs, mask, mask, elmo))
+    assert_close(logits, run_network(classifier, inputs, mask, mask.clone(), elmo))
+    assert_close(logits, plain_logits(classifier, inputs, mask, mask, elmo))
     assert read == [mask.sum(), 2 * mask.sum()]
 
 
@@ -159,13 +160,13 @@ def test_losses_equal_torch(name, problem):
     }[problem]
     penalty = 0.2 * sum(mix.weights.square().sum() for mix in model.mixes().values())
     output = model(**batch, labels=targets)
-    torch.testing.assert_close(output.loss, loss(output.logits, targets) + penalty)
+    assert_close(output.loss, loss(output.logits, targets) + penalty)
     assert model.config.problem_type == problem
     if options.get("head") == "linear":
         real = batch["attention_mask"].bool()
         vectors = mixed(model.elmo(**batch).hidden_states, model.input_mix)
         means = torch.stack([vectors[row, real[row]].mean(0) for row in range(4)])
-        torch.testing.assert_close(output.logits, model.classifier(means))
+        assert_close(output.logits, model.classifier(means))
 
 
 def test_single_texts_and_pairs_in_one_batch():
@@ -180,7 +181,7 @@ def test_single_texts_and_pairs_in_one_batch():
             kinds += [] if kinds[0].any() else [None, torch.ones_like(kinds[0])]
             for types in kinds:
                 logits = model(**{**alone, "token_type_ids": types}).logits[0]
-                torch.testing.assert_close(logits, together[row], atol=1e-5, rtol=1e-5)
+                assert_close(logits, together[row], atol=1e-5, rtol=1e-5)
     fails("row 0 has one", make_model(ELMoForSequenceClassification, classifier="esim"), **batch)
 
 

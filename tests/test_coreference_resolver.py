@@ -4,6 +4,7 @@ import pytest
 import torch
 from head_models import check_weights_on_disk, fails, losses_of_spans, make_batch, make_model, read_by
 from huggingface_hub.errors import StrictDataclassError
+from torch.testing import assert_close
 from transformers import AutoModelForTokenClassification
 
 from modeling_elmo import ELMoConfig, ELMoForCoreferenceResolution, ELMoForTokenClassification, ELMoModel
@@ -81,18 +82,18 @@ def test_states_read_elmo_and_head_words_do_not(placement):
     vectors = {place: mix(layers, mask)[words] for place, mix in model.mixes().items()}
     if "output" in vectors:
         expected.append(vectors["output"])
-    torch.testing.assert_close(states, torch.cat(expected, -1))
+    assert_close(states, torch.cat(expected, -1))
     features = []
     if placement != "no words":
         features = [model.token_features(batch["character_ids"], batch["input_ids"], words)]
-    torch.testing.assert_close(heads, features[0] if features else states)
+    assert_close(heads, features[0] if features else states)
     read = features + ([vectors["input"]] if "input" in vectors else [])
-    torch.testing.assert_close(unpacked[1], torch.cat(read, -1))
+    assert_close(unpacked[1], torch.cat(read, -1))
     alone = {name: tensor[3:4] for name, tensor in batch.items()}  # a sentence does not depend on the others
-    torch.testing.assert_close(read_by(model, model.ranker, alone)[0], states[5:8])
+    assert_close(read_by(model, model.ranker, alone)[0], states[5:8])
     if layers is not None:
         given = model(**batch, elmo_hidden_states=torch.stack(layers, 1))
-        torch.testing.assert_close(given.antecedent_scores, model(**batch).antecedent_scores)
+        assert_close(given.antecedent_scores, model(**batch).antecedent_scores)
 
 
 def test_padding_changes_nothing():
@@ -104,7 +105,7 @@ def test_padding_changes_nothing():
         output = model(**batch, mentions=mentions)
         output.clusters[0, :, 1:3] -= first[output.clusters[0, :, :1]]
         found.append(dict(output))
-    torch.testing.assert_close(found[1:], found[:1] * 2)
+    assert_close(found[1:], found[:1] * 2)
 
 
 def test_markers_and_padding_belong_to_no_span():
@@ -139,7 +140,7 @@ def test_the_loss_is_that_of_the_ranked_spans(options):
         gold = {tuple(span): cluster for span, cluster in zip(words.tolist(), mentions[:, 3].tolist(), strict=True)}
         marginal, mention = losses_of_spans(ranked[-1], gold)
         wanted = marginal + model.penalty() + (mention if model.config.train_singletons else 0)
-        torch.testing.assert_close(output.loss, wanted)
+        assert_close(output.loss, wanted)
         kept, gold = ({tuple(row[:3]) for row in rows.tolist()} for rows in (output.clusters[0], mentions))
         assert not gold or (kept & gold and gold - kept)  # also spans that are not reached
 
@@ -162,7 +163,7 @@ def test_outputs():
 def test_singletons_are_mentions_with_a_positive_score():
     batch = document_of(make_resolver())
     without, found = (make_resolver(train_singletons=value)(**batch) for value in (False, True))
-    torch.testing.assert_close(without.mention_scores, found.mention_scores)
+    assert_close(without.mention_scores, found.mention_scores)
     clusters, scores = found.clusters[0, :, 3], found.mention_scores[0]
     chains = without.clusters[0, :, 3]
     assert torch.equal(clusters >= 0, (chains >= 0) | (scores > 0))
@@ -178,9 +179,9 @@ def test_speakers_and_genres():
     by_word = by_sentence[:, None].expand_as(batch["input_ids"]).masked_fill(batch["input_ids"] < 4, -7)
     genre = torch.tensor(2)
     one, other = (model(**batch, speaker_ids=ids, genre_ids=genre).antecedent_scores for ids in (by_sentence, by_word))
-    torch.testing.assert_close(one, other)
+    assert_close(one, other)
     renamed = model(**batch, speaker_ids=7 - by_sentence, genre_ids=genre).antecedent_scores
-    torch.testing.assert_close(one, renamed)
+    assert_close(one, renamed)
     for changed in ({"speaker_ids": 0 * by_sentence}, {"genre_ids": torch.tensor(1)}):
         given = {"speaker_ids": by_sentence, "genre_ids": genre, **changed}
         assert not torch.allclose(model(**batch, **given).antecedent_scores, one)
@@ -237,7 +238,7 @@ def test_dropout_as_published():
     model(**batch)
     (tokens, texts), (_, heads, *_) = seen
     kept = heads != 0
-    torch.testing.assert_close(heads, 2 * whole * kept)
+    assert_close(heads, 2 * whole * kept)
     assert 0.2 < kept.float().mean() < 0.8 and not torch.equal(kept[0], kept[1])
     words, mask = batch["input_ids"] >= 4, batch["attention_mask"].bool()
     read = texts.unpack(tokens, int(mask.sum()))[words[mask]]
@@ -267,7 +268,7 @@ def test_saving_and_loading(tmp_path):
     for auto_class in (ELMoForCoreferenceResolution, AutoModelForTokenClassification):
         loaded = auto_class.from_pretrained(tmp_path)
         assert type(loaded) is ELMoForCoreferenceResolution and loaded.config.train_singletons
-        torch.testing.assert_close(loaded(**batch).antecedent_scores, model(**batch).antecedent_scores)
+        assert_close(loaded(**batch).antecedent_scores, model(**batch).antecedent_scores)
     reference = "modeling_elmo.ELMoForCoreferenceResolution"
     assert loaded.config.auto_map["AutoModelForTokenClassification"] == reference
     tagger = ELMoForTokenClassification(loaded.config)

@@ -6,6 +6,7 @@ import re
 
 import pytest
 import torch
+from torch.testing import assert_close
 
 from modeling_elmo.heads.crf import Constraints, LinearChainCRF, bio_constraints, decode_labels
 
@@ -77,7 +78,7 @@ def test_likelihood_sums_the_paths_that_agree(num_labels, unknown):
         agreeing = [score for path, score in scores.items() if all(path[i] == label for i, label in known)]
         expected.append(log_sum(agreeing) - log_sum(scores.values()))
     found = crf.log_likelihood(emissions, labels, MASK)
-    torch.testing.assert_close(found, found.new_tensor(expected), atol=1e-12, rtol=1e-12)
+    assert_close(found, found.new_tensor(expected), atol=1e-12, rtol=1e-12)
     assert found[-1] == 0  # the row without positions, exactly
     assert num_labels == 1 or unknown == 1 or (found[:-1] < -0.01).any()
 
@@ -91,7 +92,7 @@ def test_marginals_sum_the_paths_through_a_label(allowed):
             through = [score for path, score in scores.items() if path[i] == label]
             row[place, label] = math.exp(log_sum(through) - log_sum(scores.values())) if through else 0
     found = crf.decode(emissions, MASK, allowed)[1]
-    torch.testing.assert_close(found.exp(), expected, atol=1e-12, rtol=1e-12)
+    assert_close(found.exp(), expected, atol=1e-12, rtol=1e-12)
     assert found.isfinite().all()
     assert allowed is None or (expected == 0).sum() > 6  # some positions are constrained
 
@@ -120,12 +121,12 @@ def test_equals_pytorch_crf():
     inputs = [emissions.clone().requires_grad_() for _ in range(2)]
     found = mine.log_likelihood(inputs[0], labels, mask)
     expected = theirs(inputs[1], labels, mask, reduction="none")
-    torch.testing.assert_close(found, expected)
+    assert_close(found, expected)
     weights = torch.tensor([1.0, 2.0, -1.0, 0.5], dtype=dtype)
     own = torch.autograd.grad(found @ weights, [inputs[0], *(own for own, _ in pairs)])
     other = torch.autograd.grad(expected @ weights, [inputs[1], *(other for _, other in pairs)])
     for one, two in zip(own, other, strict=True):
-        torch.testing.assert_close(one, two)
+        assert_close(one, two)
     decoded = [row[row != -100].tolist() for row in mine.decode(emissions, mask)[0]]
     assert decoded == theirs.decode(emissions, mask)
 
@@ -146,11 +147,11 @@ def test_marginals_are_distributions_in_long_rows():
     emissions, _ = make_batch(5, mask, dtype=torch.float32)
     for allowed in (None, bio_constraints(BIO)):
         found = crf.decode(emissions, mask, allowed)[1]
-        torch.testing.assert_close(found.exp().sum(-1), torch.ones(2, 400), atol=1e-6, rtol=0)
+        assert_close(found.exp().sum(-1), torch.ones(2, 400), atol=1e-6, rtol=0)
         exact = crf.double().decode(emissions.double(), mask, allowed)[1].float()
-        torch.testing.assert_close(found.exp(), exact.exp(), atol=2e-5, rtol=0)
+        assert_close(found.exp(), exact.exp(), atol=2e-5, rtol=0)
         crf.float()
-    torch.testing.assert_close(found[~mask], torch.full_like(found[~mask], -math.log(5)))
+    assert_close(found[~mask], torch.full_like(found[~mask], -math.log(5)))
 
 
 @pytest.mark.parametrize("allowed", [None, bio_constraints(BIO)], ids=["free", "constrained"])
@@ -176,7 +177,7 @@ def test_certain_rows_keep_their_precision():
     torch.nn.init.zeros_(crf.transitions)
     found = crf.log_likelihood(emissions, labels, mask)
     exact = crf.double().log_likelihood(emissions.double(), labels, mask).float()
-    torch.testing.assert_close(found, exact, atol=1e-6, rtol=0)
+    assert_close(found, exact, atol=1e-6, rtol=0)
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])

@@ -11,6 +11,7 @@ from bilm_models import computed_by, make_batch, tiny_model
 from bilm_models import make_model as make_bilm
 from head_models import fails
 from plain_elmo import PlainELMo
+from torch.testing import assert_close
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
@@ -69,7 +70,7 @@ def test_gradients_equal_the_definition(options, count):
     parameters = model._word_parameters()
     found = [torch.autograd.grad(run(model, words, b).sin().sum(), parameters) for b in ("reference", "training")]
     for mine, theirs in zip(*found, strict=True):
-        torch.testing.assert_close(mine, theirs)
+        assert_close(mine, theirs)
 
 
 @pytest.mark.parametrize("backend", ["reference", "inference", "training"])
@@ -109,7 +110,7 @@ def test_tables_follow_the_parameters(part):
         change()
         after = run(model, words, "inference")
         assert (after - before).abs().max() > 1e-3
-        torch.testing.assert_close(after, run(model, words, "reference"), atol=1e-6, rtol=1e-5)
+        assert_close(after, run(model, words, "reference"), atol=1e-6, rtol=1e-5)
         before = after
 
 
@@ -121,7 +122,7 @@ def test_a_write_to_a_row_is_seen():
         run(model, words, "inference")
         model.char_encoder.char_embeddings.weight.data[row] = 3.0
         expected = run(model, words, "reference")
-        torch.testing.assert_close(run(model, words, "inference"), expected, atol=1e-6, rtol=1e-5)
+        assert_close(run(model, words, "inference"), expected, atol=1e-6, rtol=1e-5)
 
 
 def test_distinct_rows_survive_equal_hashes(monkeypatch):
@@ -159,7 +160,7 @@ def test_the_cache_reads_rows_in_any_shape():
     rows = model.word_ids(inputs["character_ids"], inputs["input_ids"])
     expected = model.encode_words(rows)
     model.cache_vocabulary(WORDS[:4], tokenizer)
-    torch.testing.assert_close(model.encode_words(rows), expected, atol=1e-6, rtol=1e-5)
+    assert_close(model.encode_words(rows), expected, atol=1e-6, rtol=1e-5)
 
 
 @pytest.mark.parametrize("width", [0, 5])
@@ -168,7 +169,7 @@ def test_known_words_are_looked_up_and_others_computed(width, monkeypatch):
     expected = vectors(model, tokenizer, WORDS)
     model.cache_vocabulary(WORDS[:4] * 2, tokenizer, batch_size=3)
     counts = count_computed(model, monkeypatch)
-    torch.testing.assert_close(vectors(model, tokenizer, WORDS), expected, atol=1e-6, rtol=1e-5)
+    assert_close(vectors(model, tokenizer, WORDS), expected, atol=1e-6, rtol=1e-5)
     assert counts == [len(WORDS) - 4]  # the cache also has the markers
     vectors(model, tokenizer, WORDS[:4])
     assert counts == [len(WORDS) - 4]
@@ -186,7 +187,7 @@ def test_words_with_equal_hashes_are_told_apart(monkeypatch):
     expected = vectors(model, tokenizer, WORDS)
     monkeypatch.setattr(encoder, "row_hashes", lambda rows: rows.long().sum(1) * 0)
     model.cache_vocabulary(WORDS, tokenizer)
-    torch.testing.assert_close(vectors(model, tokenizer, WORDS), expected, atol=1e-6, rtol=1e-5)
+    assert_close(vectors(model, tokenizer, WORDS), expected, atol=1e-6, rtol=1e-5)
 
 
 @pytest.mark.parametrize(
@@ -213,7 +214,7 @@ def test_a_changed_encoder_drops_the_cache(change):
     fresh, _ = make_pair()
     fresh.load_state_dict(model.state_dict())
     expected = vectors(fresh, tokenizer, WORDS)
-    torch.testing.assert_close(vectors(model, tokenizer, WORDS), expected, atol=1e-6, rtol=1e-5)
+    assert_close(vectors(model, tokenizer, WORDS), expected, atol=1e-6, rtol=1e-5)
     assert model.vocabulary_cache is None
 
 
@@ -229,7 +230,7 @@ def test_a_saved_cache_is_loaded(tmp_path, cls, dtype, monkeypatch):
     found = vectors(loaded, tokenizer, WORDS)
     assert counts == [len(WORDS) - 3]
     tolerance = 1e-6 if dtype == torch.float32 else 2e-2
-    torch.testing.assert_close(found.float(), vectors(model, tokenizer, WORDS), atol=tolerance, rtol=tolerance)
+    assert_close(found.float(), vectors(model, tokenizer, WORDS), atol=tolerance, rtol=tolerance)
     model.char_encoder.convolutions[0].weight.data += 1e-3  # a cache of other weights is refused, and saved no more
     model.save_pretrained(tmp_path / "base")
     loaded = cls.from_pretrained(tmp_path / "base", dtype=dtype)
@@ -251,7 +252,7 @@ def test_a_cache_does_not_hide_words_from_a_hook():
     model.cache_vocabulary(WORDS, tokenizer)
     expected, seen = vectors(model, tokenizer, WORDS), []
     model.char_encoder.register_forward_hook(lambda *call: seen.append(call[2]))
-    torch.testing.assert_close(vectors(model, tokenizer, WORDS), expected, atol=1e-6, rtol=1e-5)
+    assert_close(vectors(model, tokenizer, WORDS), expected, atol=1e-6, rtol=1e-5)
     assert seen[0].shape[:2] == (1, len(WORDS) + 2)
     with pytest.raises(ValueError, match="remove the hook"):
         model.cache_vocabulary(WORDS, tokenizer)
@@ -264,7 +265,7 @@ def test_a_saved_cache_of_an_offloaded_encoder(tmp_path):
     model.save_pretrained(tmp_path)
     places = {name: "disk" if name == "char_encoder" else "cpu" for name, _ in model.named_children()}
     loaded = ELMoModel.from_pretrained(tmp_path, device_map=places, offload_folder=tmp_path).eval()
-    torch.testing.assert_close(vectors(loaded, tokenizer, WORDS), expected, atol=1e-6, rtol=1e-5)
+    assert_close(vectors(loaded, tokenizer, WORDS), expected, atol=1e-6, rtol=1e-5)
     with pytest.raises(ValueError, match="weights of the token encoder are offloaded by `device_map`"):
         loaded.cache_vocabulary(WORDS, tokenizer)
 

@@ -10,6 +10,7 @@ from bilm_models import dual, jvp, needs_numbers, tiny_model
 from clean_python import new_environment, run
 from safetensors.torch import load_file
 from torch import nn
+from torch.testing import assert_close
 from transformers import AutoModel
 
 from modeling_elmo import ELMoForTokenClassification, ELMoInt8Config, ELMoModel, ELMoTokenizer, elmo_backend
@@ -68,16 +69,16 @@ def test_products_equal_the_definition(rows, inner, outer):
     close = {"rtol": 1e-5, "atol": 1e-4 if rows else 0}
     with torch.no_grad():
         for found in (layer(inputs), fast_linear(layer, inputs), product(inputs, packed, layer.bias)):
-            torch.testing.assert_close(found.double(), expected, **close)
+            assert_close(found.double(), expected, **close)
         raw = plain_product(inputs, weight)
-        torch.testing.assert_close(product(inputs, packed).double(), raw, **close)
-        torch.testing.assert_close(product(inputs, packed, plus_NG=other).double(), raw + other, **close)
+        assert_close(product(inputs, packed).double(), raw, **close)
+        assert_close(product(inputs, packed, plus_NG=other).double(), raw + other, **close)
         both = product(inputs, packed, layer.bias, plus_NG=other)
-        torch.testing.assert_close(both.double(), expected + other, **close)
+        assert_close(both.double(), expected + other, **close)
         clipped = product(inputs, packed, layer.bias, clip=0.5)
-        torch.testing.assert_close(clipped.double(), expected.clamp(-0.5, 0.5), **close)
+        assert_close(clipped.double(), expected.clamp(-0.5, 0.5), **close)
         with elmo_backend("int8"):
-            torch.testing.assert_close(fast_linear(linear, inputs).double(), expected, **close)
+            assert_close(fast_linear(linear, inputs).double(), expected, **close)
 
 
 def test_the_definition_is_within_its_rounding_of_a_linear_layer():
@@ -86,12 +87,10 @@ def test_the_definition_is_within_its_rounding_of_a_linear_layer():
     layer = Int8Linear.from_linear(linear)
     assert error_of(layer(inputs), linear(inputs)) < 0.015
     assert layer.weight.dtype == torch.int8 and int(layer.weight.abs().max()) == 127
-    torch.testing.assert_close(
-        layer.to_linear().weight, linear.weight, rtol=0, atol=float(layer.scales.max()) / 2 + 1e-7
-    )
+    assert_close(layer.to_linear().weight, linear.weight, rtol=0, atol=float(layer.scales.max()) / 2 + 1e-7)
     assert layer(inputs.bfloat16()).dtype == torch.bfloat16
     with torch.autocast("cpu"):
-        torch.testing.assert_close(layer(inputs), Int8Linear.from_linear(linear)(inputs), rtol=0, atol=0)
+        assert_close(layer(inputs), Int8Linear.from_linear(linear)(inputs), rtol=0, atol=0)
 
 
 @needs_int8
@@ -103,7 +102,7 @@ def test_a_quantized_model_is_near_float32_and_equals_the_backend(projected):
     expected, found = top(model), top(quantized)
     assert 1e-4 < error_of(found, expected) < 0.02
     with elmo_backend("int8"):
-        torch.testing.assert_close(top(model), found, rtol=0, atol=0)
+        assert_close(top(model), found, rtol=0, atol=0)
     with elmo_backend("reference"):  # a value between two integers may be rounded to the other one
         assert error_of(top(quantized), found) < 5e-3
     assert not any(type(module) is nn.Linear for module in quantized.modules())
@@ -120,7 +119,7 @@ def test_a_row_does_not_depend_on_its_batch():
     hidden[1], hidden[2] = 1e6, torch.nan
     found = top(model, initial_states=(hidden, cell))
     assert found[2].isnan().any() and not found[:2].isnan().any()
-    torch.testing.assert_close(found[0], alone[0], rtol=0, atol=0)
+    assert_close(found[0], alone[0], rtol=0, atol=0)
 
 
 @needs_int8
@@ -141,7 +140,7 @@ def test_saved_and_loaded(tmp_path, freeze_bilm):
             assert not info["missing_keys"] and not info["unexpected_keys"]
             assert loaded.num_parameters() == model.num_parameters()
             assert loaded.is_quantized and loaded.config.quantization_config.quant_method == "elmo_int8"
-            torch.testing.assert_close(loaded(**make_inputs()).logits, expected, rtol=0, atol=0)
+            assert_close(loaded(**make_inputs()).logits, expected, rtol=0, atol=0)
             assert loaded.dequantize() is loaded and not hasattr(loaded.config, "quantization_config")
             assert trainable(loaded) == trainable(model)
     assert type(loaded.elmo.forward_lstm.layers[0].projection) is nn.Linear
@@ -188,7 +187,7 @@ def test_without_the_package(tmp_path):
         "    model.save_pretrained('again')\n"
     )
     run(new_environment(tmp_path / "venv"), "-c", script, cwd=tmp_path, HF_HOME=str(tmp_path / "home"))
-    torch.testing.assert_close(top(AutoModel.from_pretrained(tmp_path / "again")), top(model), rtol=0, atol=0)
+    assert_close(top(AutoModel.from_pretrained(tmp_path / "again")), top(model), rtol=0, atol=0)
 
 
 @needs_int8
@@ -196,13 +195,13 @@ def test_copies_workers_and_other_processes():
     model = make_wide_model().quantize()
     expected = top(model)
     for other in (copy.deepcopy(model), pickle.loads(pickle.dumps(model))):
-        torch.testing.assert_close(top(other), expected, rtol=0, atol=0)
+        assert_close(top(other), expected, rtol=0, atol=0)
     other.forward_lstm.layers[0].projection.scales.mul_(2)
     assert error_of(top(other), expected) > 0.1  # the packed copy follows
     other.load_state_dict(model.state_dict())
-    torch.testing.assert_close(top(other), expected, rtol=0, atol=0)
+    assert_close(top(other), expected, rtol=0, atol=0)
     loader = torch.utils.data.DataLoader([0], num_workers=1, collate_fn=lambda _: top(model))
-    torch.testing.assert_close(next(iter(loader)), expected, rtol=0, atol=0)
+    assert_close(next(iter(loader)), expected, rtol=0, atol=0)
 
 
 @needs_int8
@@ -246,7 +245,7 @@ def test_a_processor_without_the_instructions(tmp_path, monkeypatch, caplog):
     same = copy.deepcopy(model).quantize()
     assert not getattr(same, "is_quantized", False)
     assert "stays in float32: this processor has no VNNI" in caplog.text
-    torch.testing.assert_close(top(same), top(model), rtol=0, atol=0)
+    assert_close(top(same), top(model), rtol=0, atol=0)
     loaded = ELMoModel.from_pretrained(tmp_path).train()
     assert type(loaded.token_projection) is nn.Linear and not loaded.is_quantized
     assert "not fast here, because this processor has no VNNI" in caplog.text

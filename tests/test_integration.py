@@ -7,6 +7,7 @@ import pytest
 import torch
 from head_models import HEADS, batch_of, make_batch, make_model, targets_of
 from torch.nn.utils.rnn import pad_sequence
+from torch.testing import assert_close
 from transformers import (
     DataCollatorForLanguageModeling,
     DataCollatorForTokenClassification,
@@ -190,7 +191,7 @@ def test_trainer_steps_along_the_gradient_of_the_whole_batch(model_class, option
     )
     Trainer(model, arguments, data_collator=collator, train_dataset=features).train()
     for name, parameter in model.named_parameters():
-        torch.testing.assert_close(before[name] - parameter, gradients[name], rtol=1e-4, atol=1e-6, msg=name)
+        assert_close(before[name] - parameter, gradients[name], rtol=1e-4, atol=1e-6, msg=name)
 
 
 class LossOfAnotherTrainer(Trainer):
@@ -292,14 +293,14 @@ def test_integrated_gradients_of_vectors_are_complete(head, given):
             given, vectors = "elmo_hidden_states", torch.stack(model.elmo(**batch).hidden_states, dim=1)
             options = batch
         answers = [model(**options, **{given: scale * vectors}).logits[:, 1] for scale in (1, 0)]
-        torch.testing.assert_close(answers[0], model(**batch).logits[:, 1])
+        assert_close(answers[0], model(**batch).logits[:, 1])
     total = torch.zeros_like(vectors)
     for step in range(200):
         point = ((step + 0.5) / 200 * vectors).requires_grad_()
         total += torch.autograd.grad(model(**options, **{given: point}).logits[:, 1].sum(), point)[0]
     difference = answers[0] - answers[1]
     assert difference.abs().min() > 0.01
-    torch.testing.assert_close((vectors * total / 200).flatten(1).sum(1), difference, rtol=1e-3, atol=0)
+    assert_close((vectors * total / 200).flatten(1).sum(1), difference, rtol=1e-3, atol=0)
 
 
 @pytest.mark.parametrize("head", ["linear", "paper"])
@@ -320,7 +321,7 @@ def test_integrated_gradients_of_captum_are_complete(head):
     found = found if isinstance(found, (list, tuple)) else [found]
     difference = (answer(characters, *others) - answer(without, *others))[:, 1]
     assert len(found) == len(encoders) and difference.abs().min() > 0.01
-    torch.testing.assert_close(sum(part.flatten(1).sum(1) for part in found), difference, rtol=1e-2, atol=0)
+    assert_close(sum(part.flatten(1).sum(1) for part in found), difference, rtol=1e-2, atol=0)
 
 
 @pytest.mark.parametrize("freeze_bilm", [True, False])
@@ -341,7 +342,7 @@ def test_adapters_of_peft(freeze_bilm, tmp_path):
     model.elmo = model.elmo.merge_and_unload()
     model.save_pretrained(tmp_path / "tagger")
     loaded = ELMoForTokenClassification.from_pretrained(tmp_path / "tagger")
-    torch.testing.assert_close(loaded(**batch).logits, trained, rtol=1e-4, atol=1e-5)
+    assert_close(loaded(**batch).logits, trained, rtol=1e-4, atol=1e-5)
     changed = 0
     for name, weight in original.items():
         matrix = f"base_model.model.{name.removesuffix('.weight')}"
@@ -350,5 +351,5 @@ def test_adapters_of_peft(freeze_bilm, tmp_path):
             change = 3 * weights[f"{matrix}.lora_B.default.weight"] @ weights[f"{matrix}.lora_A.default.weight"]
             assert change.abs().max() > 1e-3, name  # it was trained
             expected, changed = weight + change, changed + 1
-        torch.testing.assert_close(loaded.elmo.state_dict()[name], expected, rtol=1e-5, atol=1e-6, msg=name)
+        assert_close(loaded.elmo.state_dict()[name], expected, rtol=1e-5, atol=1e-6, msg=name)
     assert changed == 2 * model.config.num_hidden_layers * 3

@@ -7,6 +7,7 @@ import torch
 from bilm_models import computed_by
 from head_models import on_rows
 from torch import nn
+from torch.testing import assert_close
 
 from modeling_elmo.heads.interleaved import InterleavedLSTM, fast_highway, reference_highway
 from modeling_elmo.kernels.plan import make_plan
@@ -79,7 +80,7 @@ def test_equals_a_plain_loop_over_words(layers, backend):
     with computed_by(backend):
         found = with_gradients(on_rows(network, x, MASK), *inputs)
     for one, other in zip(found, expected, strict=True):
-        torch.testing.assert_close(one, other, rtol=1e-12, atol=1e-12)
+        assert_close(one, other, rtol=1e-12, atol=1e-12)
     assert not found[0][~MASK].any() and found[0].shape == (6, 7, 3)
     assert not found[1][~MASK].any()  # padding, here NaN, is never read
 
@@ -95,10 +96,10 @@ def test_fast_path_equals_the_reference(dtype, dropout):
     expected = with_gradients(reference_highway(layer, inputs_ND, SIZES, kept_SH), *inputs)
     found = with_gradients(fast_highway(layer, inputs_ND, SIZES, kept_SH), *inputs)
     for one, other in zip(found, expected, strict=True):
-        torch.testing.assert_close(one, other, rtol=TOLERANCES[dtype], atol=TOLERANCES[dtype])
+        assert_close(one, other, rtol=TOLERANCES[dtype], atol=TOLERANCES[dtype])
         assert one.dtype == dtype
     with torch.no_grad():
-        torch.testing.assert_close(fast_highway(layer, inputs_ND, SIZES, kept_SH), found[0], rtol=0, atol=1e-6)
+        assert_close(fast_highway(layer, inputs_ND, SIZES, kept_SH), found[0], rtol=0, atol=1e-6)
 
 
 @pytest.mark.parametrize("path", [reference_highway, fast_highway])
@@ -107,13 +108,13 @@ def test_the_mask_drops_the_state_of_each_step(path):
     words = torch.randn(3, 5, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     kept = ((torch.rand(30, generator=torch.Generator().manual_seed(1)) < 0.5) / 0.5).double()
     found = path(layer, words, [1, 1, 1], kept[None])
-    torch.testing.assert_close(found, torch.stack(plain_highway(layer, list(words), kept)), rtol=1e-12, atol=1e-12)
+    assert_close(found, torch.stack(plain_highway(layer, list(words), kept)), rtol=1e-12, atol=1e-12)
     assert torch.equal(found == 0, (kept == 0).expand(3, 30)) and 5 < (kept == 0).sum() < 25
 
 
 def test_dropout_only_in_training_and_the_same_at_all_steps():
     network, x = make_network(5, 40, 1, dropout=0.5), make_rows()
-    torch.testing.assert_close(on_rows(network.eval(), x, MASK), on_rows(network, x, MASK))
+    assert_close(on_rows(network.eval(), x, MASK), on_rows(network, x, MASK))
     dropped = on_rows(network.train(), x, MASK) == 0
     for row, real in zip(dropped, MASK, strict=True):
         assert (row[real] == row[real][:1]).all()  # the same units at all words
@@ -131,7 +132,7 @@ def test_under_autocast_products_are_in_bfloat16():
             for one, other in zip(found, expected, strict=True):
                 assert one.dtype == torch.float32
                 scale = other.abs().max()
-                torch.testing.assert_close(one / scale, other / scale, rtol=0, atol=0.03)
+                assert_close(one / scale, other / scale, rtol=0, atol=0.03)
             assert not torch.equal(found[0], expected[0])
 
 
@@ -142,11 +143,11 @@ def test_wrapped_and_hooked_linear_layers_are_called(name):
     expected = on_rows(network, x, MASK)
     linear = getattr(layer, name)
     linear.register_forward_hook(lambda *_: calls.append(name))
-    torch.testing.assert_close(on_rows(network, x, MASK), expected, rtol=1e-12, atol=1e-12)
+    assert_close(on_rows(network, x, MASK), expected, rtol=1e-12, atol=1e-12)
     wrapped = nn.Sequential(linear)
     wrapped.in_features = linear.in_features
     setattr(layer, name, wrapped)
-    torch.testing.assert_close(on_rows(network, x, MASK), expected, rtol=1e-12, atol=1e-12)
+    assert_close(on_rows(network, x, MASK), expected, rtol=1e-12, atol=1e-12)
     assert len(calls) == 2 * (7 if name == "state_linear" else 1)
 
 
@@ -160,7 +161,7 @@ def test_parameters_start_orthonormal_and_loaded_ones_stay():
     first = network.layers[0]
     for matrix, blocks in ((first.input_linear, 5), (first.state_linear, 5), (first.highway_linear, 1)):
         for block in matrix.weight.chunk(blocks):
-            torch.testing.assert_close(block @ block.T, torch.eye(6), rtol=0, atol=1e-5)
+            assert_close(block @ block.T, torch.eye(6), rtol=0, atol=1e-5)
     distinct = {tuple(block.flatten().tolist()) for block in first.state_linear.weight.chunk(5)}
     assert len(distinct) == 5
     for layer in network.layers:

@@ -34,6 +34,7 @@ from pretraining_worker import (
 from safetensors.torch import load_file
 from torch import Tensor
 from torch.func import functional_call
+from torch.testing import assert_close
 from torch.torch_version import TorchVersion
 from tqdm import auto, std
 from transformers import AutoModelForPreTraining
@@ -498,7 +499,7 @@ def test_two_processes_equal_one(number, two_processes):
         assert entry["epoch"] == pytest.approx(expected["epoch"], abs=0.11)  # plus or minus a batch
     two, *_ = contents(last_of(folder / f"two-{number}"))
     for name, weight in load_file(one / "checkpoint-6" / "model.safetensors").items():
-        torch.testing.assert_close(two[name], weight, msg=name, **TOLERANCE)
+        assert_close(two[name], weight, msg=name, **TOLERANCE)
     records = (read_json(run / "results" / "pretraining.json") for run in (one, folder / f"two-{number}"))
     assert [record["settings"].get("num_processes") for record in records] == [None, 2]
 
@@ -511,7 +512,7 @@ def test_a_sharded_run_resumes_on_one_process(two_processes):
     train(several(two_processes)[number][1] | {"output_dir": again, "resume_from_checkpoint": "last"})
     expected, *_ = contents(last_of(two_processes / f"two-{number}"))
     for name, weight in load_file(again / "checkpoint-6" / "model.safetensors").items():
-        torch.testing.assert_close(weight, expected[name], msg=name, **TOLERANCE)
+        assert_close(weight, expected[name], msg=name, **TOLERANCE)
 
 
 @pytest.mark.slow
@@ -575,7 +576,7 @@ def test_steps_of_the_stream_recipe(tmp_path, monkeypatch):
         assert losses[0].item() == pytest.approx(sum(found) / 2, rel=1e-5)
         expected = torch.autograd.grad(6 * losses[0], list(leaves.values()))  # 6: --unroll_steps
         for name, gradient, found in zip(leaves, expected, gradients[number], strict=True):
-            torch.testing.assert_close(found, gradient, rtol=1e-5, atol=1e-6, msg=name)
+            assert_close(found, gradient, rtol=1e-5, atol=1e-6, msg=name)
         norm = torch.stack([gradient.norm() for gradient in expected]).norm()
         assert log[number]["gradient_norm"] == pytest.approx(norm.item(), rel=1e-5)
         # Adagrad: w -= 0.2 * g / sqrt(1 + sum g^2), after the global norm was clipped to 10.
@@ -584,4 +585,4 @@ def test_steps_of_the_stream_recipe(tmp_path, monkeypatch):
             gradient = gradient * min(1.0, 10 / norm.item())
             accumulators[name] = accumulators.get(name, 1.0) + gradient.square()
             updated = before.detach() - 0.2 * gradient / accumulators[name].sqrt()
-            torch.testing.assert_close(after[name].detach().double(), updated, rtol=1e-5, atol=1e-6, msg=name)
+            assert_close(after[name].detach().double(), updated, rtol=1e-5, atol=1e-6, msg=name)

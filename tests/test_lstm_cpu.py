@@ -8,6 +8,7 @@ import torch
 from bilm_models import LSTM_LENGTHS, computed_by, make_config, make_lstm, make_sequences, run_lstm
 from plain_elmo import PlainELMo
 from torch import nn
+from torch.testing import assert_close
 
 from modeling_elmo import elmo_backend
 from modeling_elmo.inputs import pack
@@ -63,20 +64,20 @@ def test_unclipped_equals_torch_lstm(inner, outer, forget_bias, backend):
     packed, (their_hidden, their_cell) = other(packed, tuple(theirs[1:]))
     their_outputs, _ = nn.utils.rnn.pad_packed_sequence(packed, batch_first=True)
 
-    torch.testing.assert_close(outputs[-1], their_outputs)
-    torch.testing.assert_close(final_hidden, their_hidden)
-    torch.testing.assert_close(final_cell, their_cell)
+    assert_close(outputs[-1], their_outputs)
+    assert_close(final_hidden, their_hidden)
+    assert_close(final_cell, their_cell)
     for out, h, c in ((outputs[-1], final_hidden, final_cell), (their_outputs, their_hidden, their_cell)):
         (out.sin().sum() + h.cos().sum() + c.square().sum()).backward()
     for mine, yours in zip(ours, theirs, strict=True):
-        torch.testing.assert_close(mine.grad, yours.grad)
+        assert_close(mine.grad, yours.grad)
     for depth, layer in enumerate(lstm.layers):
         mine = layer.state_linear.weight, layer.input_linear.weight, layer.input_linear.bias
         yours = (getattr(other, f"{name}_l{depth}").grad for name in ("weight_hh", "weight_ih", "bias_ih"))
         for parameter, expected in zip(mine, yours, strict=True):
-            torch.testing.assert_close(in_torchs_order(parameter.grad), expected)
+            assert_close(in_torchs_order(parameter.grad), expected)
         if config.has_projection:
-            torch.testing.assert_close(layer.projection.weight.grad, getattr(other, f"weight_hr_l{depth}").grad)
+            assert_close(layer.projection.weight.grad, getattr(other, f"weight_hr_l{depth}").grad)
 
 
 @pytest.mark.parametrize("backend", ["reference", "inference", "inference without oneDNN", "training"])
@@ -142,7 +143,7 @@ def test_hand_written_gradients_equal_autograd(options, order, backend, device):
     lstm = make_lstm(config, dtype=torch.float64).to(device)
     found, expected = (gradients(lstm, config, name, order, device) for name in (backend, "reference"))
     for mine, theirs in zip(found, expected, strict=True):
-        torch.testing.assert_close(mine, theirs)
+        assert_close(mine, theirs)
 
 
 def second_derivatives(lstm, config, loss):
@@ -170,7 +171,7 @@ def test_second_derivatives_are_exact_or_refused(loss):
     with elmo_backend("reference"):
         found, expected = second_derivatives(lstm, config, loss)
     assert expected.abs().max() > 0.01
-    torch.testing.assert_close(found, expected, rtol=1e-6, atol=1e-8)
+    assert_close(found, expected, rtol=1e-6, atol=1e-8)
     for backend in ("training", "fused"):
         with computed_by(backend), pytest.raises(RuntimeError, match=r"no second derivative.*elmo_backend"):
             second_derivatives(lstm, config, loss)
@@ -212,7 +213,7 @@ def test_the_gates_of_a_repeated_word_are_computed_once(most, monkeypatch):
     ):
         found = lstm(*given)
     with torch.no_grad(), elmo_backend("reference"):
-        torch.testing.assert_close(found, lstm(*given), atol=2e-6, rtol=1e-5)
+        assert_close(found, lstm(*given), atol=2e-6, rtol=1e-5)
     assert len(products.call_args_list[0].args[0]) == (4 if most == 1024 else len(index))
 
 
@@ -246,7 +247,7 @@ def test_packed_weights_follow_the_parameters(change):
         outputs, *_ = run_lstm(lstm, *batch)
         with elmo_backend("reference"):
             expected, *_ = run_lstm(lstm, *batch)
-    torch.testing.assert_close(outputs[-1], expected[-1], atol=1e-5, rtol=1e-5)
+    assert_close(outputs[-1], expected[-1], atol=1e-5, rtol=1e-5)
     assert (outputs[-1] - before[-1]).abs().max() > 1e-3
 
 
@@ -261,7 +262,7 @@ def test_weights_that_were_assigned_again_have_their_place(backend):
     linear.weight = torch.nn.Parameter(weight.detach().clone())
     assert [name for name, _ in linear.named_parameters()] == ["bias", "weight"]
     found, expected = (gradients(lstm, config, name, "forward_N") for name in (backend, "reference"))
-    torch.testing.assert_close(found, expected)
+    assert_close(found, expected)
 
 
 def test_packed_weights_die_with_their_parameters():
