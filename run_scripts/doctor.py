@@ -17,11 +17,11 @@ import torch
 from torch import nn
 
 import modeling_elmo
-from modeling_elmo.kernels import lstm_cuda
 from modeling_elmo.kernels.int8 import int8_obstacle
 from modeling_elmo.kernels.onednn import bfloat16_obstacle, processor_name
-from modeling_elmo.kernels.plan import make_plan
+from modeling_elmo.kernels.plan import Plan, make_plan
 from modeling_elmo.run_scripts.program.command_line import ProgramParser, run
+from modeling_elmo.run_scripts.program.gpu import gpu_facts
 from modeling_elmo.run_scripts.program.models import check_model
 from modeling_elmo.run_scripts.program.processes import has_accelerator
 from modeling_elmo.shipping import MODULES, first_line, generate
@@ -73,6 +73,9 @@ def machine_facts() -> dict[str, dict[str, str]]:
 
 
 def installed_version(package: str) -> str:
+    """The version of a package. That of torch has its build, such as `+cu132`, which the wheels of PyPI leave out."""
+    if package == "torch":
+        return str(torch.__version__)
     for distribution in distributions(name=package):
         return distribution.version
     return "missing"
@@ -108,14 +111,31 @@ def code_fact(path: Path) -> str:
 
 
 def accelerators() -> dict[str, str]:
-    if not has_accelerator():
+    device = torch.accelerator.current_accelerator() if has_accelerator() else None
+    if device is None:
         return {"device": f"none that torch {torch.__version__} can use"}
-    facts = {"device": str(torch.accelerator.current_accelerator())}
-    cells = "triton" if lstm_cuda.triton else "plain PyTorch, because triton is missing"
+    facts = {"device": str(device)}
     for number in range(torch.cuda.device_count()):
-        card = torch.cuda.get_device_properties(number)
-        facts[f"cuda:{number}"] = f"{card.name}, {card.total_memory / 2**30:.0f} GiB; cells of the LSTM in {cells}"
-    return facts
+        card = gpu_facts(torch.device("cuda", number))
+        facts[f"cuda:{number}"] = f"{card.name}, {card.gibibytes:.0f} GiB, compute capability {card.capability}"
+        facts["driver"] = f"{card.driver}; torch is built for {card.toolkit}"
+        facts["triton"] = card.triton or "missing, so the LSTM computes its cells in plain PyTorch"
+    return facts | {"LSTM": lstm_fact(device)}
+
+
+def lstm_fact(device: torch.device) -> str:
+    """The backend of an LSTM on a device, and the reason for it."""
+    try:
+        plan = lstm_plan(device)
+    except RuntimeError as error:  # for example, torch has no kernels for an old card
+        return f"fails: {str(error).splitlines()[0]}"
+    return f"{plan.backend}, {plan.reason}"
+
+
+@torch.no_grad()
+def lstm_plan(device: torch.device) -> Plan:
+    layer = nn.Linear(16, 16, device=device)
+    return make_plan([layer], torch.zeros(2, 16, device=device), is_lstm=True)
 
 
 if __name__ == "__main__":

@@ -1,5 +1,7 @@
 """`elmo doctor`: the report of versions, processor, accelerators and chosen backends."""
 
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 import torch
@@ -9,6 +11,7 @@ import modeling_elmo
 from modeling_elmo import ELMoTokenizer
 from modeling_elmo.kernels.plan import elmo_backend
 from modeling_elmo.run_scripts import doctor
+from modeling_elmo.run_scripts.program import gpu
 from modeling_elmo.shipping import MODULES, first_line
 
 
@@ -29,19 +32,59 @@ def test_without_bfloat16_training_computes_in_float32(monkeypatch):
     assert chosen["training, --bf16"] == chosen["training"]
 
 
+def test_the_version_of_torch_has_its_build(monkeypatch):
+    """The wheel of PyPI is 2.15.0, and says what it was built for only when it is imported."""
+    monkeypatch.setattr(torch, "__version__", "2.15.0+cu132")
+    assert doctor.machine_facts()["Versions"]["torch"] == "2.15.0+cu132"
+
+
 def test_what_a_machine_has_and_lacks(monkeypatch):
-    facts = type("Facts", (), {"name": "GPU of a test", "total_memory": 80 * 2**30})
     monkeypatch.setattr(doctor, "int8_obstacle", lambda: "this processor has no VNNI instructions")
     monkeypatch.setattr(doctor, "PACKAGES", ("torch", "no-such-package"))
-    monkeypatch.setattr(doctor, "has_accelerator", lambda: True)
-    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
-    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda number: facts)
-    monkeypatch.setattr(doctor.lstm_cuda, "triton", None)
     found = doctor.machine_facts()
     assert found["Versions"]["no-such-package"] == "missing"
     assert found["Processor"]["8 bits"] == "slow: this processor has no VNNI instructions"
-    text = "GPU of a test, 80 GiB; cells of the LSTM in plain PyTorch, because triton is missing"
-    assert found["Accelerators"]["cuda:0"] == found["Accelerators"]["cuda:1"] == text
+
+
+@pytest.fixture
+def two_cards(monkeypatch):
+    """What torch says about two cards of NVIDIA."""
+    card = SimpleNamespace(name="GPU of a test", total_memory=80 * 2**30, major=9, minor=0)
+    monkeypatch.setattr(doctor, "has_accelerator", lambda: True)
+    monkeypatch.setattr(torch.accelerator, "current_accelerator", lambda: torch.device("cpu"))  # where it can compute
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda number: card)
+    monkeypatch.setattr(torch.version, "cuda", "13.2")
+    monkeypatch.setattr(torch.version, "hip", None)
+    monkeypatch.setattr(gpu, "driver_version", lambda: "580.95.05")
+
+
+def test_the_cards(two_cards, monkeypatch):
+    monkeypatch.setattr(gpu, "triton", SimpleNamespace(__version__="3.6.0"))
+    card = "GPU of a test, 80 GiB, compute capability 9.0"
+    with elmo_backend("reference"):
+        found = doctor.machine_facts()["Accelerators"]
+    assert found == {
+        "device": "cpu",
+        "cuda:0": card,
+        "cuda:1": card,
+        "driver": "580.95.05; torch is built for CUDA 13.2",
+        "triton": "3.6.0",
+        "LSTM": "reference, forced",
+    }
+    assert doctor.machine_facts()["Accelerators"]["LSTM"] == "inference, fastest on cpu"
+    monkeypatch.setattr(gpu, "triton", None)
+    missing = "missing, so the LSTM computes its cells in plain PyTorch"
+    assert doctor.machine_facts()["Accelerators"]["triton"] == missing
+
+
+def test_a_card_for_which_torch_has_no_kernels(two_cards, monkeypatch):
+    def fail(*_, **__):
+        raise RuntimeError("CUDA error: no kernel image is available for execution on the device\nand advice")
+
+    monkeypatch.setattr(torch, "zeros", fail)
+    expected = "fails: CUDA error: no kernel image is available for execution on the device"
+    assert doctor.accelerators()["LSTM"] == expected
 
 
 def test_the_code_of_a_folder(tmp_path, capsys):

@@ -16,8 +16,6 @@ Another implementation is a "peer". A peer is a dictionary:
 """
 
 import copy
-import shutil
-import subprocess
 import sys
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
@@ -37,8 +35,8 @@ from transformers import BatchEncoding
 
 from modeling_elmo import ELMoModel, ELMoTokenizer, elmo_backend
 from modeling_elmo.kernels.int8 import int8_obstacle
-from modeling_elmo.kernels.lstm_cuda import triton
 
+from ..program.gpu import gpu_facts
 from .timing import TOLERANCE, Contest, Implementation, Outputs
 
 Peer = dict[str, Any]
@@ -248,17 +246,12 @@ def device_conditions(device: torch.device) -> dict[str, Any]:
     """What a reader of the figures must know about a CUDA device."""
     if device.type != "cuda":
         return {"device": str(device)}
-    properties = torch.cuda.get_device_properties(device)
-    driver = []
-    command = shutil.which("nvidia-smi")
-    if command:
-        query = [command, "--query-gpu=driver_version", "--format=csv,noheader"]
-        driver = subprocess.run(query, capture_output=True, encoding="utf-8").stdout.split()
+    card = gpu_facts(device)
     return {
-        "device": properties.name,
-        "device_memory": properties.total_memory,
-        "compute_capability": f"{properties.major}.{properties.minor}",
-        "driver": driver[0] if driver else "unknown",
+        "device": card.name,
+        "device_memory": card.memory,
+        "compute_capability": card.capability,
+        "driver": card.driver,
         "cuda": torch.version.cuda,
-        "triton": None if triton is None else triton.__version__,
+        "triton": card.triton,
     }
