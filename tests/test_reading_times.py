@@ -17,7 +17,34 @@ from modeling_elmo import ELMoForPreTraining, ELMoTokenizer
 SCRIPT = Path(__file__).parents[1] / "docs" / "reading_times.py"
 CORPUS = "The cat sat .\nWe saw the dog , does n't it ?\n" * 3 + "the the"
 VOCABULARY = ["the", "The", "cat", "dog", "sat", "saw", "does", "n't", "we", "very", "quietly", ".", ",", "?", "'"]
-ENDINGS = [["."], ["?", "'"], [",", "."]]
+ENDINGS = [".", "?'", ",."]
+
+
+def make_words(random) -> dict[tuple[int, int], list[str]]:
+    """Tokens by story and place in it: some words end a sentence, and some are unknown."""
+    words = {}
+    for story in (1, 2):
+        for zone in range(1, 651):
+            ends = random.random() < 0.15 or zone == 650
+            words[story, zone] = [random.choice([*VOCABULARY[:11], "Zyx"]), *(random.choice(ENDINGS) if ends else "")]
+    return words
+
+
+def surprisals_of(words, model, tokenizer) -> dict[str, list[float]]:
+    """Those of each word, which are sums over its tokens."""
+    sentences = [[]]
+    for word in words.values():
+        sentences[-1].append(word)
+        if len(word) > 1:
+            sentences.append([])
+    found = {"forward": [], "backward": []}
+    for sentence in sentences[:-1]:
+        tokens = [token for word in sentence for token in word]
+        scores = model.score(**tokenizer(tokens, is_split_into_words=True, return_tensors="pt"))
+        for name, surprisals in found.items():
+            of_tokens = iter(getattr(scores, f"{name}_log_probs")[0, 1:-1].tolist())
+            surprisals += [-sum(next(of_tokens) for _ in word) for word in sentence]
+    return found
 
 
 @pytest.fixture(scope="module")
@@ -25,43 +52,26 @@ def parts(tmp_path_factory):
     folder, random = tmp_path_factory.mktemp("stories"), np.random.default_rng(0)
     tokenizer = ELMoTokenizer(vocab=["<S>", "</S>", "<UNK>", *VOCABULARY])
     model = tiny_model(ELMoForPreTraining, vocab_size=len(tokenizer))
-    words = {}  # by story and place in it
-    for story in (1, 2):
-        for zone in range(1, 651):
-            word = [random.choice(VOCABULARY[:11]) if random.random() > 0.05 else "Zyx"]
-            if random.random() < 0.15 or zone == 650:
-                word += ENDINGS[random.integers(3)]
-            words[story, zone] = [word[0].title(), *word[1:]] if random.random() < 0.1 else word
-    sentences = [[]]
-    for (_, zone), word in words.items():
-        sentences[-1].append(word)
-        if {".", "?"} & set(word) or zone == 650:
-            sentences.append([])
-    forward, backward = [], []
-    for sentence in sentences[:-1]:
-        tokens = [token for word in sentence for token in word]
-        scores = model.score(**tokenizer(tokens, is_split_into_words=True, return_tensors="pt"))
-        before, after = iter(scores.forward_log_probs[0, 1:-1]), iter(scores.backward_log_probs[0, 1:-1])
-        forward += [-sum(float(next(before)) for _ in word) for word in sentence]
-        backward += [-sum(float(next(after)) for _ in word) for word in sentence]
-    gpt3 = random.exponential(5, len(words))
+    save(folder / "model", model, tokenizer)
+    words = make_words(random)
+    surprisals = surprisals_of(words, model, tokenizer)
+    forward, gpt3 = surprisals["forward"], random.exponential(5, len(words))
     slow = np.array(forward) / np.std(forward) + gpt3 / np.std(gpt3) / 2 + random.normal(size=len(words))
-    codes, pieces, times = [], ["token,logprob,story"], ["word\tzone\titem\tgmeanItemRT"]
-    for ((story, zone), word), surprisal, log_time in zip(words.items(), gpt3, slow / 10 + 6, strict=True):
+    log_times = slow / 10 + 6
+    codes, pieces, times = [], ["token,logprob,story"], []
+    for ((story, zone), word), surprisal, log_time in zip(words.items(), gpt3, log_times, strict=True):
         codes += [f"{story}.{zone}.whole\t{' '.join(word)}", f"{story}.{zone}.word\t{word[0]}"]
         codes += [f"{story}.{zone}.{number}\t{token}" for number, token in enumerate(word, 1)]
         letters = "".join(word)
-        pieces.append(f'" {letters[:2]}",{-surprisal},{story - 1}')
-        pieces += [f'"{letters[2:]}",0,{story - 1}'] if letters[2:] else []
+        pieces += [f'" {letters[:2]}",{-surprisal},{story - 1}', f'"{letters[2:]}",0,{story - 1}']
         times.append(f"{letters}\t{zone}\t{story}\t{np.exp(log_time)}")
-    times[1:] = random.permutation(times[1:])
     (folder / "words.tsv").write_text("\n".join(codes))
     (folder / "times").mkdir()
+    times = ["word\tzone\titem\tgmeanItemRT", *random.permutation(times)]
     (folder / "times" / "processed_wordinfo.tsv").write_text("\n".join(times))
     (folder / "all_stories_gpt3.csv.gz").write_bytes(gzip.compress("\n".join(pieces).encode()))
     (folder / "corpus.txt").write_text(CORPUS)
-    save(folder / "model", model, tokenizer)
-    return folder, list(words.items()), slow / 10 + 6, {"forward": forward, "backward": backward, "GPT-3": gpt3}
+    return folder, list(words.items()), log_times, {**surprisals, "GPT-3": gpt3}
 
 
 def expected(words, log_times, surprisals, names):

@@ -37,7 +37,6 @@ from modeling_elmo.run_scripts.fine_tuning.tasks.semantic_roles import (
     role_rows,
     role_scores,
 )
-from modeling_elmo.run_scripts.program.command_line import is_mistake_of_user
 
 FILES = {f"{split}_file": str(TASKS / f"propbank_{name}.tsv") for split, name in (("train", "train"), ("test", "test"))}
 SENTENCES = [  # words; index and tags of each predicate
@@ -148,27 +147,6 @@ def read(path: Path, text: str, **options) -> list[dict]:
     return SemanticRoles(arguments).data["train"].to_list()
 
 
-def cells_of(tags: list[str]) -> list[str]:
-    """The column of a predicate."""
-    closing = [after != f"I{tag[1:]}" and tag != "O" for tag, after in zip(tags, [*tags[1:], "O"], strict=True)]
-    opening = [f"({tag[2:]}" if tag[0] == "B" else "" for tag in tags]
-    return [f"{start}*{')' * end}" for start, end in zip(opening, closing, strict=True)]
-
-
-@pytest.mark.parametrize("name", SPLITS.values())
-def test_columns_become_tags_and_the_same_columns(name):
-    path = TASKS / f"propbank_{name}.tsv"
-    sentences = path.read_text(encoding="utf-8").rstrip("\n").split("\n\n")
-    for sentence, (_, row) in zip(sentences, role_rows(path), strict=True):
-        fixed = [line.split("\t")[:6] for line in sentence.split("\n")]
-        columns = zip(*(cells_of(tags) for tags in row["predicate_tags"]), strict=True)
-        lines = zip(fixed, columns if row["predicate_tags"] else [()] * len(fixed), strict=True)
-        assert "\n".join("\t".join([*words, *cells]) for words, cells in lines) == sentence
-        assert row["tokens"] == [columns[2] for columns in fixed]
-        assert row["predicate_sense"] == [columns[5] for columns in fixed if columns[5] != "-"]
-        assert row["predicate_index"] == [tags.index("B-V") for tags in row["predicate_tags"]]
-
-
 @pytest.mark.parametrize("ending", ["tsv", "tsv.gz"])
 def test_propbank(tmp_path, ending):
     assert read(tmp_path / f"a.{ending}", PROPBANK) == READ
@@ -181,8 +159,6 @@ def test_conll_2005(tmp_path):
     lines = [line.split() for line in CONLL2005.splitlines()]
     short = "\n".join("\t".join([columns[0], *columns[5:]]) if columns else "" for columns in lines)
     assert read(tmp_path / "b.txt", short) == [ROW | changes | {"predicate_kind": ["", ""]}, READ[1]]
-    yes, it = CONLL2005.split("\n\n")[::-1]
-    assert read(tmp_path / "c.conll", f"{yes}\n{it}") == [READ[1], ROW | changes]
 
 
 def test_conll_2012(tmp_path):
@@ -191,10 +167,6 @@ def test_conll_2012(tmp_path):
 
 def test_the_format_of_another_ending(tmp_path):
     assert read(tmp_path / "a.txt", PROPBANK, roles_format="propbank") == READ
-    assert read(tmp_path / "a.conll", CONLL2012, roles_format="conll2012")[1] == READ[1]
-    parts = {"train_split": "train[:50%]", "validation_split": "train[50%:]", "roles_format": "propbank"}
-    found = SemanticRoles(SemanticRoleArguments(train_file=str(tmp_path / "a.txt"), **parts)).data
-    assert [found[split].to_list() for split in found] == [[row] for row in READ]
     with pytest.raises(ValueError, match="--roles_format is for files with one word per line"):
         read(tmp_path / "a.jsonl", "{}", roles_format="conll2005")
 
@@ -216,13 +188,12 @@ def test_kinds(tmp_path, tag, kind):
 
 def test_rows_of_json_and_of_a_data_set(tmp_path):
     assert read(tmp_path / "a.jsonl", "\n".join(map(json.dumps, READ))) == READ
-    assert read(tmp_path / "a.json", json.dumps(READ)) == READ
-    least = [{name: row[name] for name in ("tokens", "predicate_index", "predicate_tags")} for row in READ]
+    least = {name: ROW[name] for name in ("tokens", "predicate_index", "predicate_tags")}
     unknown = dict.fromkeys(("predicate_lemma", "predicate_sense", "predicate_kind"), ["", ""])
-    assert read(tmp_path / "b.jsonl", "\n".join(map(json.dumps, least))) == [ROW | unknown, READ[1]]
-    DatasetDict(train=Dataset.from_list(READ), test=Dataset.from_list(READ[:1])).save_to_disk(tmp_path / "data")
+    assert read(tmp_path / "b.jsonl", json.dumps(least)) == [ROW | unknown]
+    DatasetDict(train=Dataset.from_list(READ)).save_to_disk(tmp_path / "data")
     splits = SemanticRoles(SemanticRoleArguments(dataset=str(tmp_path / "data"))).data
-    assert {split: data.to_list() for split, data in splits.items()} == {"train": READ, "test": READ[:1]}
+    assert splits["train"].to_list() == READ
 
 
 @pytest.mark.parametrize(
@@ -334,10 +305,28 @@ def damage(sentences: list[list[list[str]]], chance: random.Random):
         sentences[number : number + 2] = [[cells for part in sentences[number : number + 2] for cells in part]]
 
 
+def lines_of(path: Path) -> list[list[list[str]]]:
+    """The cells of each line of each sentence."""
+    sentences = path.read_text(encoding="utf-8").rstrip().split("\n\n")
+    return [[line.split("\t") for line in sentence.split("\n")] for sentence in sentences]
+
+
+def rows_of(path: Path) -> list[dict[str, Any]]:
+    rows = [checked_row(*row) for row in role_rows(path)]
+    for row in rows:
+        assert set(row.pop("predicate_kind")) <= {"", *KINDS}
+    return rows
+
+
+@pytest.mark.parametrize("name", SPLITS.values())
+def test_columns_become_tags(name):
+    path = TASKS / f"propbank_{name}.tsv"
+    assert rows_of(path) == defined(lines_of(path))
+
+
 def test_damaged_files_are_read_rightly_or_refused(tmp_path):
     chance, counts = random.Random("roles"), {True: 0, False: 0}
-    path = TASKS / "propbank_train.tsv"
-    whole = [[line.split("\t") for line in text.split("\n")] for text in path.read_text("utf-8").rstrip().split("\n\n")]
+    whole = lines_of(TASKS / "propbank_train.tsv")
     for _ in range(300):
         sentences = [[[*cells] for cells in lines] for lines in chance.sample(whole, 3)]
         for _ in range(chance.choice([0, 1, 1, 1, 2])):
@@ -345,13 +334,11 @@ def test_damaged_files_are_read_rightly_or_refused(tmp_path):
         path = written(tmp_path / "a.tsv", "\n\n".join("\n".join(map("\t".join, lines)) for lines in sentences))
         wanted = defined(sentences)
         try:
-            found = [checked_row(*each) for each in role_rows(path)]
-        except Exception as error:
-            assert wanted is None and is_mistake_of_user(error) and re.match(f"{path}, line [0-9]", str(error)), error
-        else:
-            for row in found:
-                assert set(row.pop("predicate_kind")) <= {"", *KINDS}
-            assert found == wanted
+            found = rows_of(path)
+        except ValueError as error:
+            found = None
+            assert re.match(f"{path}, line [0-9]", str(error))
+        assert found == wanted
         counts[wanted is None] += 1
     assert min(counts.values()) > 60, counts
 
@@ -375,12 +362,11 @@ def test_a_row_for_each_predicate(tmp_path):
 def test_long_training_sentences_are_cut(tmp_path, caplog):
     task = task_of(tmp_path, test_file=write_sentences(tmp_path / "test.jsonl"), max_length=5)
     assert caplog.text.count("--max_length 5 cuts 1 predicates off the training data") == 1
-    rows, test_rows = encoded(task), encoded(task, "test")
-    assert rows["example_number"] == [0, 1, 2] and test_rows["example_number"] == [0, 0, 1, 2]
+    rows = encoded(task)
+    assert rows["example_number"] == [0, 1, 2]
     assert rows["labels"][0] == [-100, 1, 4, 2, -100] and rows["predicate_labels"][0] == [-100, 0, 1, 0, -100]
-    assert max(map(len, rows["input_ids"])) == 5 and max(map(len, test_rows["input_ids"])) == 6
+    assert encoded(task, "test")["example_number"] == [0, 0, 1, 2]
     rows = encoded(task_of(tmp_path, max_length=3))  # the first sentence loses both
-    assert rows["example_number"] == [0, 1, 2] and rows["token_type_ids"] == [[0] * 3, [0] * 3, [0, 1, 0]]
     assert rows["labels"] == [[-100] * 3, [-100] * 3, [-100, 4, -100]]
     assert rows["predicate_labels"] == [[-100, 0, -100], [-100, 0, -100], [-100, 1, -100]]
 
@@ -391,9 +377,9 @@ def test_batches_are_padded_on_the_right(tmp_path, side):
     rows = list(encoded(task_of(tmp_path), tokenizer=tokenizer).remove_columns("example_number"))
     batch = RoleCollator(tokenizer)(rows)
     assert tokenizer.padding_side == side and batch["character_ids"].shape[:2] == (4, 6)
-    for name, padding in (("labels", -100), ("predicate_labels", -100), ("token_type_ids", 0), ("attention_mask", 0)):
-        expected = [[*row[name], *[padding] * (6 - len(row[name]))] for row in rows]
-        assert batch[name].tolist() == expected and batch[name].dtype == torch.long
+    for name, padding in {"labels": -100, "predicate_labels": -100, "token_type_ids": 0, "attention_mask": 0}.items():
+        for found, row in zip(batch[name].tolist(), rows, strict=True):
+            assert found == [*row[name], *[padding] * (6 - len(row[name]))]
 
 
 def test_roles_that_training_lacks_are_errors(tmp_path, caplog):
@@ -426,24 +412,20 @@ def test_best_sequences_and_found_predicates(tmp_path):
     predicate_logits = np.full((4, 6), -1.0, dtype=np.float32)
     gold = encoded(task, "test")["labels"]
     for row, labels in enumerate(gold):
-        for position, number in enumerate(labels):
-            log_probs[row, position, max(number, 0)] = -0.1
+        log_probs[row, range(len(labels)), np.maximum(labels, 0)] = -0.1
     log_probs[0, 1] = [-4, -3, -2, -6, -6, -0.5]  # I-ARG1, where nothing has begun
     predicate_logits[[0, 0, 2], [2, 3, 1]] = 1.0
     predicate_logits[1] = 1.0  # only the first row of a sentence is read
     output = output_of(task, log_probs, predicate_logits, "test")
     first, rain, stop = task.predictions(output)
-    assert first["words"] == SENTENCES[0][0]
-    assert [verb["tags"] for verb in first["verbs"]] == [
-        ["B-ARG1", "B-V", "B-ARG1", "I-ARG1"],
-        ["O", "O", "B-ARG0", "B-V"],
-    ]
-    assert [verb["gold_tags"] for verb in first["verbs"]] == [tags.split() for _, tags in SENTENCES[0][1]]
-    assert first["verbs"][0]["description"] == "[ARG1: Ann] [V: saw] [ARG1: Bo leave]"
+    verb, other = first["verbs"]
+    assert (verb["tags"], other["tags"]) == (["B-ARG1", "B-V", "B-ARG1", "I-ARG1"], ["O", "O", "B-ARG0", "B-V"])
+    assert verb["gold_tags"] == SENTENCES[0][1][0][1].split()
+    assert verb["description"] == "[ARG1: Ann] [V: saw] [ARG1: Bo leave]"
     span = {"role": "ARG0", "start": 8, "end": 10, "text": "Bo", "score": pytest.approx(np.exp(-0.1))}
-    assert first["verbs"][1]["arguments"] == [span]
+    assert other["arguments"] == [span]
     assert (first["predicates"], first["predicted_predicates"]) == ([1, 3], [1, 2])
-    assert rain["verbs"] == [] and (rain["predicates"], rain["predicted_predicates"]) == ([], [0])
+    assert (rain["verbs"], rain["predicted_predicates"]) == ([], [0])
     assert (stop["verbs"][0]["verb"], stop["predicted_predicates"]) == ("Stop", [])
     scores = task.scores(output)
     assert (scores["precision"], scores["recall"]) == (3 / 4, 3 / 4)
@@ -482,15 +464,13 @@ def test_scores_are_those_of_the_predictions(place):
     for split, name in (("validation", "dev"), ("test", "test")):
         rows = predictions_of(place / "run" / f"predictions_{split}.jsonl")
         sentences = role_sentences_of(TASKS / f"propbank_{name}.tsv")
-        assert [row["words"] for row in rows] == [words for words, _, _ in sentences]
-        assert [len(row["verbs"]) for row in rows] == [len(columns) for _, _, columns in sentences]
+        assert [(row["words"], len(row["verbs"])) for row in rows] == [(each[0], len(each[2])) for each in sentences]
         verbs = [verb for row in rows for verb in row["verbs"]]
         expected = role_scores([verb["tags"] for verb in verbs], [verb["gold_tags"] for verb in verbs])
         expected |= predicate_scores(*([row[key] for row in rows] for key in ("predicted_predicates", "predicates")))
-        found = record["metrics"][split]
-        assert {key: found[key] for key in expected} == expected
-        assert found["per_kind"].keys() >= {"verb", "noun"} and found["verb_f1"] == found["per_kind"]["verb"]["f1"]
-        assert 0 < found["f1"] < 1 and 0 < found["predicate_f1"] < 1
+        scores = record["metrics"][split]
+        assert scores.items() >= expected.items() and {"verb", "noun"} <= scores["per_kind"].keys()
+        assert 0 < scores["f1"] < 1 and 0 < scores["predicate_f1"] < 1
 
 
 # The rules of scores
@@ -596,14 +576,11 @@ def test_cached_layers_give_the_same_roles_and_a_sentence_is_stored_once(place, 
         found.append((record["layer_weights"]["input"], predictions_of(tmp_path / name / "predictions_test.jsonl")))
     (weights, rows), (other_weights, others) = found
     assert weights == pytest.approx(other_weights, abs=1e-5)
-    assert max(abs(weight - 1 / 3) for weight in weights) > 1e-3  # something was learned
+    assert max(weights) > 1 / 3 + 1e-3  # something was learned
     for row, other in zip(rows, others, strict=True):
         assert [verb["tags"] for verb in row["verbs"]] == [verb["tags"] for verb in other["verbs"]]
-    sentences = [
-        each for name in ("train", "dev", "test") for each in role_sentences_of(TASKS / f"propbank_{name}.tsv")
-    ]
-    assert max(len(columns) for _, _, columns in sentences) >= 3
-    texts = {tuple(words) for words, _, _ in sentences}
+    files = [TASKS / f"propbank_{name}.tsv" for name in SPLITS.values()]
+    texts = {tuple(words) for file in files for words, *_ in role_sentences_of(file)}
     (file,) = (tmp_path / "stored" / "features").iterdir()
     assert file.stat().st_size == 4 * 3 * 16 * sum(len(words) + 2 for words in texts)  # layers, width, tokens
 
@@ -611,14 +588,15 @@ def test_cached_layers_give_the_same_roles_and_a_sentence_is_stored_once(place, 
 def test_averages_of_probabilities(tmp_path):
     """The mean is decoded. The second model alone would give ARG1 one word."""
     task = task_of(tmp_path)  # O, B-ARG0, B-ARG1, B-ARGM-TMP, B-V, I-ARG1
-    one, two = np.full((2, 300, 4, 6), 0.02)  # probabilities; the rows are decoded in parts
-    one[:, 1, [2, 5]], two[:, 1, [2, 5]] = [0.3, 0.6], [0.5, 0.4]
-    one[:, 2, [0, 5]], two[:, 2, [0, 5]] = [0.2, 0.7], [0.6, 0.3]
-    odds = [np.full((300, 4), NO_WORD), np.full((300, 4), NO_WORD)]
-    odds[0][:, 1:3], odds[1][:, 1:3] = 0.0, np.log(3.0)
-    one, two = (each / each.sum(-1, keepdims=True) for each in (one, two))
-    labels, probabilities, predicates = task.average([(np.log(one), odds[0]), (np.log(two), odds[1])])
+    words = [
+        [[0.02, 0.02, 0.32, 0.02, 0.02, 0.6], [0.22, 0.02, 0.02, 0.02, 0.02, 0.7]],
+        [[0.02, 0.02, 0.52, 0.02, 0.02, 0.4], [0.62, 0.02, 0.02, 0.02, 0.02, 0.3]],
+    ]
+    marker = np.full(6, 1 / 6)
+    one, two = (np.log([[marker, *model, marker]] * 300) for model in words)  # the rows are decoded in parts
+    odds = [np.array([[NO_WORD, value, value, NO_WORD]] * 300) for value in (0.0, np.log(3.0))]
+    labels, probabilities, predicates = task.average([(one, odds[0]), (two, odds[1])])
     assert labels.tolist() == [[-100, 2, 5, -100]] * 300
-    mean = (one + two)[0] / 2
-    np.testing.assert_allclose(probabilities[:, 1:3], [[mean[1, 2], mean[2, 5]]] * 300)
-    np.testing.assert_allclose(predicates, [[NO_WORD, np.log(0.625 / 0.375), np.log(0.625 / 0.375), NO_WORD]] * 300)
+    np.testing.assert_allclose(probabilities[:, 1:3], [[0.42, 0.5]] * 300)
+    mean = np.log(0.625 / 0.375)
+    np.testing.assert_allclose(predicates, [[NO_WORD, mean, mean, NO_WORD]] * 300)
