@@ -3,17 +3,22 @@
 import gzip
 import json
 from collections.abc import Callable
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
+import pytest
 import torch
 import zstandard
+from bilm_models import save
 from pretraining_worker import ROOT, arguments_of, torchrun
 from safetensors.torch import load_file
 from transformers import TrainerCallback
 
 from modeling_elmo import ELMoConfig, ELMoForPreTraining, ELMoTokenizer
 from modeling_elmo.run_scripts import reproduce, run_task
+from modeling_elmo.run_scripts.fine_tuning import head
 from modeling_elmo.run_scripts.fine_tuning.trainer import TaskTrainer
 
 TASKS = Path(__file__).parent / "fixtures" / "tasks"
@@ -35,10 +40,9 @@ def bilm(folder: Path, seed: int = 0, **options) -> Path:
     """A folder with a random biLM and its tokenizer, by default without a vocabulary."""
     tokenizer = ELMoTokenizer(**{"max_word_length": 16, "pre_tokenization": "whitespace"} | options)
     torch.manual_seed(seed)
-    model = ELMoForPreTraining(ELMoConfig.from_preset("tiny", **BILM, vocab_size=len(tokenizer)))
-    for part in (model, tokenizer):
-        part.save_pretrained(folder)
-    return folder
+    return save(
+        folder, ELMoForPreTraining(ELMoConfig.from_preset("tiny", **BILM, vocab_size=len(tokenizer))), tokenizer
+    )
 
 
 def options_of(folder: Path, data: str = "wnut17", **options) -> dict[str, Any]:
@@ -92,6 +96,13 @@ def trainer_with(action: Callable[[TaskTrainer], Any]) -> type[TaskTrainer]:
             action(self)
 
     return TrainerWithAction
+
+
+@contextmanager
+def interrupted(event: str = "on_save", number: int = 1):
+    """Ctrl-C ends the training inside at this event of a callback."""
+    with patch.object(head, "TaskTrainer", stopping_trainer(event, number)), pytest.raises(KeyboardInterrupt):
+        yield
 
 
 def stopping_trainer(event: str, number: int = 1) -> type[TaskTrainer]:
@@ -159,11 +170,12 @@ def capitals(folder: Path) -> dict[str, Path]:
     for split, name in SPLITS.items():
         lines = []
         for words, _ in sentences_of(TASKS / f"wnut17_{name}.conll"):
-            are = [word[0].isupper() for word in words]
-            tags = [
-                f"{'I' if before else 'B'}-NAME" if it else "O" for before, it in zip([False, *are], are, strict=False)
-            ]
-            lines += [f"{word}\t{tag}\n" for word, tag in zip(words, tags, strict=True)] + ["\n"]
+            before = "O"
+            for word in words:
+                tag = ("B-NAME" if before == "O" else "I-NAME") if word[0].isupper() else "O"
+                lines.append(f"{word}\t{tag}\n")
+                before = tag
+            lines.append("\n")
         files[f"{split}_file"] = folder / f"{split}.conll"
         files[f"{split}_file"].write_text("".join(lines), encoding="utf-8")
     return files

@@ -19,24 +19,23 @@ from task_worker import (
     bilm,
     capitals,
     experiment,
+    interrupted,
     launch,
     options_of,
     predictions_of,
     questions_of,
     read_json,
-    role_sentences_of,
     sentences_of,
-    stopping_trainer,
     tagger_options,
     train_head,
     write_questions,
+    written,
 )
 from transformers import AutoModelForTokenClassification, AutoTokenizer, Trainer, TrainingArguments, pipeline
 
 from modeling_elmo import ELMoForCoreferenceResolution, ELMoTokenizer
 from modeling_elmo.run_scripts import reproduce, run_task
 from modeling_elmo.run_scripts.cards.publishing import files_to_upload
-from modeling_elmo.run_scripts.fine_tuning import head as head_module
 from modeling_elmo.run_scripts.fine_tuning.head import BasicHeadArguments
 from modeling_elmo.run_scripts.fine_tuning.metrics import answer_scores, tagging_scores
 from modeling_elmo.run_scripts.fine_tuning.tasks import task_class
@@ -77,19 +76,19 @@ def place(tmp_path_factory):
 @pytest.mark.parametrize("program", [*FIXTURES, *(f"reproduce {task}" for task in FIXTURES)])
 def test_the_help_is_short(program, capsys):
     """It has the options of this package, and of Trainer's those with another default, and those of the documents."""
-    found = {}
+    shown, *names, task = [], *program.split()
     for option in ("--help", "--help_all"):
-        *names, task = program.split()
         with pytest.raises(SystemExit):
             (reproduce if names else run_task).main([task, option])
-        found[option] = {*re.findall(r"^  --(\w+)", capsys.readouterr().out, re.MULTILINE)}
+        shown.append({*re.findall(r"^  --(\w+)", capsys.readouterr().out, re.MULTILINE)})
     of_trainer = {item.name: item.default for item in fields(TrainingArguments)}
     ours = {item.name: item.default for item in fields(task_class(task).training_arguments_class)}
-    assert found["--help_all"] == found["--help"] | {*ours}
-    assert found["--help"] > {name for name, default in ours.items() if default != of_trainer.get(name)}
-    assert found["--help"] > {"output_dir", "learning_rate", "per_device_train_batch_size", "num_train_epochs", "seed"}
-    assert found["--help"] > {"model_name_or_path", "train_file", "use_cpu", "bf16", "resume_from_checkpoint", "optim"}
-    assert len(found["--help"]) <= (60 if program == task else 75)
+    brief, whole = shown
+    assert whole == brief | {*ours}
+    assert brief > {name for name, default in ours.items() if default != of_trainer.get(name)}
+    assert brief > {"model_name_or_path", "train_file", "output_dir", "learning_rate", "num_train_epochs", "seed"}
+    assert brief > {"per_device_train_batch_size", "use_cpu", "bf16", "resume_from_checkpoint", "optim"}
+    assert len(brief) <= (75 if names else 60)
 
 
 # The folder predicts what was recorded
@@ -128,22 +127,15 @@ def test_texts_and_pairs(data, options, tmp_path):
 
 
 @pytest.mark.parametrize(
-    "label, options, metric",
-    [
-        (lambda text: float(len(text)) / 100, {"problem": "regression"}, "pearson"),
-        (lambda text: [name for name in "man" if name in text], {}, "micro_f1"),
-    ],
+    "labels, options, metric",
+    [([0.1, 0.7], {"problem": "regression"}, "pearson"), ([["a"], ["a", "b"]], {}, "micro_f1")],
 )
-def test_numbers_and_sets_of_labels(label, options, metric, tmp_path):
+def test_numbers_and_sets_of_labels(labels, options, metric, tmp_path):
     bilm(tmp_path / "bilm")
-    files = {}
-    for split, name in (("train", "train"), ("validation", "dev")):
-        lines = (TASKS / f"snli_{name}.jsonl").read_text(encoding="utf-8").splitlines()
-        texts = [next(value for value in json.loads(line).values() if " " in str(value)) for line in lines]
-        files[f"{split}_file"] = tmp_path / f"{split}.jsonl"
-        rows = "".join(json.dumps({"text": text, "label": label(text)}) + "\n" for text in texts)
-        files[f"{split}_file"].write_text(rows, encoding="utf-8")
-    record = train_head("classify", tmp_path, **files, **options, test_file=None, max_steps=2)
+    rows = [{"text": "a film", "label": labels[0]}, {"text": "a man", "label": labels[1]}] * 4
+    file = written(tmp_path / "rows.jsonl", "\n".join(map(json.dumps, rows)))
+    files = {"train_file": file, "validation_file": file, "test_file": None}
+    record = train_head("classify", tmp_path, **files, **options, max_steps=2)
     assert record["metric"] == metric and isinstance(record["metrics"]["validation"][metric], float)
 
 
@@ -151,17 +143,14 @@ def test_answers(place):
     folder = place("qa") / "run"
     record = read_json(folder / "record.json")
     assert (record["task"], record["metric"], record["train_samples"]) == ("question-answering", "f1", 40)
-    for split, name in (("validation", "dev"), ("test", "test")):
-        rows, questions = predictions_of(folder / f"predictions_{split}.jsonl"), questions_of(name)
-        assert [row["id"] for row in rows] == [question["id"] for question in questions]
-        assert all(row["predicted"] in question["context"] for row, question in zip(rows, questions, strict=True))
-        gold = [[each["text"] for each in question["answers"]] for question in questions]
-        expected = answer_scores([row["predicted"] for row in rows], gold)
-        assert {key: record["metrics"][split][key] for key in expected} == expected
-        kinds = record["metrics"][split]["per_type"]
-        assert sum(kind["number"] for kind in kinds.values()) == 20 and "what" in kinds
+    rows, questions = predictions_of(folder / "predictions_test.jsonl"), questions_of("test")
+    assert [row["id"] for row in rows] == [question["id"] for question in questions]
+    gold = [[each["text"] for each in question["answers"]] for question in questions]
+    expected, scores = answer_scores([row["predicted"] for row in rows], gold), record["metrics"]["test"]
+    assert scores.items() >= expected.items()
+    assert sum(kind["number"] for kind in scores["per_type"].values()) == 20 and "what" in scores["per_type"]
     reader, equal = pipeline("question-answering", model=str(folder), trust_remote_code=True), 0
-    for row, question in zip(rows, questions, strict=True):  # of the test data
+    for row, question in zip(rows, questions, strict=True):
         asked = {"question": question["question"], "context": question["context"]}
         found = reader(**asked, max_seq_len=40, doc_stride=12)
         equal += found["answer"] == row["predicted"]
@@ -270,9 +259,7 @@ def test_roles_are_memorized(tmp_path):
     options = LEARNING | {"learning_rate": 0.02, "per_device_train_batch_size": 16, "num_train_epochs": 50}
     scores = memorized("srl", tmp_path, train, sizes, **options, lr_scheduler_type="linear")
     assert scores["f1"] == scores["span_f1"] == scores["predicate_f1"] == 1.0
-    columns = [column for _, _, each in role_sentences_of(train)[:32] for column in each]
-    pieces = sum(cell[0] == "(" and cell[:3] != "(V*" for column in columns for cell in column)
-    assert 100 < sum(role["number"] for role in scores["per_type"].values()) <= pieces
+    assert sum(role["number"] for role in scores["per_type"].values()) > 100
 
 
 @pytest.mark.slow
@@ -304,15 +291,13 @@ def test_two_processes_equal_one(place, tmp_path):
     two = {"per_device_train_batch_size": 3, "per_device_eval_batch_size": 5, "output_dir": tmp_path / "two"}
     launch(2, "run_task", options_of(place("ner"), **common, **two), "ner")
     train_head("ner", place("ner"), **common, per_device_train_batch_size=6, output_dir=tmp_path / "one")
-    logs = [
-        read_json(Path(last_checkpoint(tmp_path / name)) / "trainer_state.json")["log_history"]
-        for name in ("one", "two")
-    ]
-    losses = [[entry["eval_loss"] for entry in log if "eval_loss" in entry] for log in logs]
+    losses = []
+    for size, name in enumerate(("one", "two"), 1):
+        log = read_json(Path(last_checkpoint(tmp_path / name)) / "trainer_state.json")["log_history"]
+        losses.append([entry["eval_loss"] for entry in log if "eval_loss" in entry])
+        assert read_json(tmp_path / name / "record.json")["settings"]["world_size"] == size
     assert losses[1] == pytest.approx(losses[0], rel=1e-5) and losses[0]
     assert_same_weights(tmp_path / "two", tmp_path / "one", rtol=1e-4, atol=1e-5)
-    world_sizes = [read_json(tmp_path / name / "record.json")["settings"]["world_size"] for name in ("one", "two")]
-    assert world_sizes == [1, 2]
 
 
 @pytest.mark.slow
@@ -326,25 +311,28 @@ def test_two_processes_resolve_documents_of_different_sizes(place, tmp_path):
     assert_resolves_as_recorded(tmp_path, "test")
 
 
-def test_a_run_resumes_with_its_own_settings_only(place, tmp_path, monkeypatch):
+def test_a_run_resumes_with_its_own_settings_only(place, tmp_path):
     """The optimizer keeps the settings of the checkpoint, so a record of others would be false."""
     folder = place("ner")
     options = {"output_dir": tmp_path / "stopped", "num_train_epochs": 2, "learning_rate": 0.01}
-    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
-        patch.setattr(head_module, "TaskTrainer", stopping_trainer("on_save"))
+    with interrupted():
         train_head("ner", folder, **options)
     again = options | {"resume_from_checkpoint": "last", "num_train_epochs": 3}
-    with pytest.raises(ValueError, match="last: .* other settings: learning_rate 0.01, now 0.1"):
-        train_head("ner", folder, **again | {"learning_rate": 0.1})
     other = tmp_path / "train.conll"
     other.write_text((TASKS / "wnut17_train.conll").read_text(encoding="utf-8") + "more\tO\n", encoding="utf-8")
-    with pytest.raises(ValueError, match="last: .* other settings: data_digest '"):
-        train_head("ner", folder, **again | {"train_file": other})
-    with pytest.raises(FileExistsError, match="pass another --output_dir, or run its command with --resume_from"):
-        train_head("ner", folder, **options)
-    with pytest.raises(FileExistsError, match=f"{folder / 'run'} holds a model of another run; pass another"):
-        checkpoint = next((tmp_path / "stopped").glob("checkpoint-*"))
-        train_head("ner", folder, **again | {"output_dir": folder / "run", "resume_from_checkpoint": checkpoint})
+    checkpoint = last_checkpoint(tmp_path / "stopped")
+    for error, message, wrong in (
+        (ValueError, "last: .* other settings: learning_rate 0.01, now 0.1", again | {"learning_rate": 0.1}),
+        (ValueError, "last: .* other settings: data_digest '", again | {"train_file": other}),
+        (FileExistsError, "pass another --output_dir, or run its command with --resume_from", options),
+        (
+            FileExistsError,
+            f"{folder / 'run'} holds a model of another run; pass another",
+            again | {"output_dir": folder / "run", "resume_from_checkpoint": checkpoint},
+        ),
+    ):
+        with pytest.raises(error, match=message):
+            train_head("ner", folder, **wrong)
     record = train_head("ner", folder, **again)
     assert record["epochs"] == 3 and record["settings"]["learning_rate"] == 0.01
     assert "run_settings.json" not in files_to_upload(tmp_path / "stopped")
@@ -368,14 +356,13 @@ def test_a_bilm_in_the_output_folder_stays(file, place, tmp_path):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("is_within_an_epoch", [False, True])
-def test_a_stopped_run_resumes_with_the_same_windows(is_within_an_epoch, tmp_path, monkeypatch):
+def test_a_stopped_run_resumes_with_the_same_windows(is_within_an_epoch, tmp_path):
     bilm(tmp_path / "bilm")
     steps = {"save_strategy": "steps", "eval_strategy": "steps", "save_steps": 3, "eval_steps": 3}
     options = {"num_train_epochs": 3, "max_sentences": 4, "test_file": None, "max_eval_samples": 1}
     options |= steps if is_within_an_epoch else {}
     train_head("coref", tmp_path, **options, output_dir=tmp_path / "whole")
-    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
-        patch.setattr(head_module, "TaskTrainer", stopping_trainer("on_save"))
+    with interrupted():
         train_head("coref", tmp_path, **options)
     train_head("coref", tmp_path, **options, resume_from_checkpoint="last")
     assert_same_weights(tmp_path / "run", tmp_path / "whole")

@@ -11,7 +11,7 @@ import pytest
 import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file
-from task_worker import assert_same_weights, bilm, capitals, predictions_of, stopping_trainer, trainer_with
+from task_worker import assert_same_weights, bilm, capitals, interrupted, predictions_of, trainer_with
 from task_worker import train_tagger as train
 from transformers import TrainerCallback, training_args
 
@@ -108,20 +108,16 @@ def test_tf32_is_on_where_it_exists(given, chosen, tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("by_launcher", [False, True])
-@pytest.mark.parametrize("obstacle", [None, "this processor has no instructions for bfloat16"])
-def test_bfloat16_needs_its_instructions(obstacle, by_launcher, tmp_path, monkeypatch, warnings_of_transformers):
+@pytest.mark.parametrize("obstacle, precision", [(None, "bf16"), ("no instructions", "no")])
+def test_bfloat16_needs_its_instructions(obstacle, precision, by_launcher, tmp_path, monkeypatch):
     """Without them a CPU computes in float32, and the record says so."""
     monkeypatch.setattr(processes, "bfloat16_obstacle", lambda: obstacle)
     if by_launcher:
         monkeypatch.setenv("ACCELERATE_MIXED_PRECISION", "bf16")
     given = TaskTrainingArguments(output_dir=str(tmp_path), use_cpu=True, bf16=not by_launcher)
-    copied = given.for_trainer("f1", has_validation=True)
-    is_bfloat16 = obstacle is None
-    for training in (given, copied):
-        assert training.recorded()["bf16"] == is_bfloat16
-        assert training.mixed_precision == ("bf16" if is_bfloat16 else "no")
-    expected = f"--bf16: {obstacle}, so float32 is faster. This run computes in float32."
-    assert warnings_of_transformers.messages == ([] if is_bfloat16 else [expected])
+    for training in (given, given.for_trainer("f1", has_validation=True)):
+        assert training.recorded()["bf16"] == (precision == "bf16")
+        assert training.mixed_precision == precision
 
 
 def test_each_process_on_its_own_is_refused(tmp_path, monkeypatch):
@@ -155,23 +151,18 @@ def test_default_learning_rates(tmp_path):
 
 
 def test_the_checkpoint_to_resume_from(tmp_path):
-    for name in ("checkpoint-6", "checkpoint-12", "checkpoint-18"):
+    for name in ("checkpoint-6", "checkpoint-12", "checkpoint-best"):
         (tmp_path / name).mkdir()
-        if name != "checkpoint-18":  # an interrupted one, without its state
-            (tmp_path / name / "trainer_state.json").touch()
+        (tmp_path / name / "trainer_state.json").touch()
+    (tmp_path / "checkpoint-18").mkdir()  # an interrupted one, without its state
     first, last = str(tmp_path / "checkpoint-6"), str(tmp_path / "checkpoint-12")
-    found = {
-        wanted: TaskTrainingArguments(output_dir=str(tmp_path), resume_from_checkpoint=wanted).checkpoint()
-        for wanted in (None, first, "last", "true")
-    }
-    assert found == {None: None, first: first, "last": last, "true": last}
-    (tmp_path / "checkpoint-best").mkdir()
-    (tmp_path / "checkpoint-best" / "trainer_state.json").touch()
-    assert last_checkpoint(tmp_path) == last
-    with pytest.raises(FileNotFoundError, match="--resume_from_checkpoint last: .*no complete checkpoint"):
-        TaskTrainingArguments(output_dir=str(tmp_path / "new"), resume_from_checkpoint="last").checkpoint()
-    with pytest.raises(FileNotFoundError, match="--resume_from_checkpoint elsewhere: .*no complete checkpoint"):
-        TaskTrainingArguments(output_dir=str(tmp_path), resume_from_checkpoint="elsewhere").checkpoint()
+    for wanted, expected in ((None, None), (first, first), ("last", last), ("true", last)):
+        training = TaskTrainingArguments(output_dir=str(tmp_path), resume_from_checkpoint=wanted)
+        assert training.checkpoint() == expected
+    for output, wanted in ((tmp_path / "new", "last"), (tmp_path, "elsewhere")):
+        training = TaskTrainingArguments(output_dir=str(output), resume_from_checkpoint=wanted)
+        with pytest.raises(FileNotFoundError, match=f"--resume_from_checkpoint {wanted}: .*no complete checkpoint"):
+            training.checkpoint()
 
 
 # Weight decay
@@ -184,11 +175,11 @@ def test_mixes_are_not_decayed(place, tmp_path, monkeypatch):
     (trainer,) = made
     names = {id(parameter): name for name, parameter in trainer.model.named_parameters()}
     decays = {names[id(p)]: group["weight_decay"] for group in trainer.optimizer.param_groups for p in group["params"]}
+    matrices = {name for name in decays if "_mix." not in name and trainer.model.get_parameter(name).dim() > 1}
+    assert "classifier.weight" in matrices and all(decays[name] == 0.1 for name in matrices)
     mixes = {f"{place}_mix.{name}" for place in ("input", "output") for name in ("weights", "gamma")}
-    assert {name for name in decays if "_mix." in name} == mixes and not any(decays[name] for name in mixes)
-    matrices = [name for name in decays if "_mix." not in name and trainer.model.get_parameter(name).dim() > 1]
-    assert "classifier.weight" in matrices and len(matrices) > 5 and all(decays[name] == 0.1 for name in matrices)
-    assert not decays["classifier.bias"] and not any(name.startswith("elmo.") for name in decays)
+    assert not any(decays[name] for name in (*mixes, "classifier.bias"))
+    assert not any(name.startswith("elmo.") for name in decays)
 
 
 # Averages of the weights, and Adadelta
@@ -244,17 +235,14 @@ def test_the_average_of_the_weights_is_evaluated_and_saved(has_dev, place, tmp_p
         assert [model.config.id2label[number] for number in logits.argmax(-1).tolist()] == row["predicted"]
 
 
-def test_a_stopped_run_resumes_with_its_weights_and_its_average(place, tmp_path, monkeypatch, steps):
-    noting_trainer = head.TaskTrainer
+def test_a_stopped_run_resumes_with_its_weights_and_its_average(place, tmp_path, steps):
     options = {"ema_decay": 0.9, "adadelta": True, "learning_rate": 1.0}
     expected = train(place, tmp_path / "whole", **options)
-    monkeypatch.setattr(head, "TaskTrainer", stopping_trainer("on_save", number=2))
-    with pytest.raises(KeyboardInterrupt):
+    with interrupted(number=2):
         train(place, tmp_path / "stopped", **options)
     assert not (tmp_path / "stopped" / "record.json").exists()
     saved = load_file(Path(last_checkpoint(tmp_path / "stopped"), TRAINED))
     assert "classifier.weight" in saved and not any(name.startswith("elmo.") for name in saved)  # which is frozen
-    monkeypatch.setattr(head, "TaskTrainer", noting_trainer)
     steps.clear()
     record = train(place, tmp_path / "stopped", **options, resume_from_checkpoint="last")
     assert len(steps) == 1 + 6  # the start, and each step after the second checkpoint
@@ -264,12 +252,9 @@ def test_a_stopped_run_resumes_with_its_weights_and_its_average(place, tmp_path,
 
 
 @pytest.mark.parametrize("schedule", ["linear", "constant"])
-def test_a_resumed_run_tells_where_it_continues_and_whether_the_schedule_moved(
-    schedule, place, tmp_path, monkeypatch, capsys
-):
+def test_a_resumed_run_tells_where_it_continues_and_whether_the_schedule_moved(schedule, place, tmp_path, capsys):
     options = {"lr_scheduler_type": schedule}
-    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
-        patch.setattr(head, "TaskTrainer", stopping_trainer("on_save"))
+    with interrupted():
         train(place, tmp_path / "same", **options)
     shutil.copytree(tmp_path / "same", tmp_path / "longer")
     assert "Continuing" not in capsys.readouterr().out
@@ -308,11 +293,8 @@ def test_no_log_has_dictionaries(is_terminal, has_bar, place, tmp_path, monkeypa
     monkeypatch.setattr(sys.stderr, "isatty", lambda: is_terminal, raising=False)
     train(place, tmp_path, max_steps=1, disable_tqdm=None if has_bar else "true", logging_steps=1)
     printed = capsys.readouterr()
-    lines = [line for line in printed.out.splitlines() if line.startswith(("epoch", "{"))]
-    assert re.fullmatch(r"epoch 0.1667: loss [\d.]+, grad_norm [\d.]+, learning_rate 0.05", lines[0])
-    assert re.fullmatch(r"epoch 0.1667: eval_loss [\d.]+, .*, eval_runtime [\d.e-]+", lines[1])
-    assert re.fullmatch(r"epoch 0.1667: train_runtime [\d.e-]+, train_loss [\d.]+", lines[-1])
-    assert not any(line.startswith("{") for line in lines)
+    lines = [line.split()[:3] for line in printed.out.splitlines() if line.startswith(("epoch", "{"))]
+    assert [kind for _, _, kind in lines] == ["loss", "eval_loss", "input_layer_0", "train_runtime"]
     assert ("loss " in printed.err) == has_bar
 
 
