@@ -1,6 +1,7 @@
 """Small biLMs with batches, their LSTMs with packed sequences, tangents of models, and sizes of tensors."""
 
 from contextlib import contextmanager
+from functools import cache
 from unittest.mock import patch
 
 import pytest
@@ -9,7 +10,7 @@ from packaging import version
 from torch.autograd import forward_ad
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from modeling_elmo import ELMoConfig, ELMoForPreTraining, ELMoModel, elmo_backend
+from modeling_elmo import ELMoConfig, ELMoForPreTraining, ELMoModel, ELMoTokenizer, elmo_backend
 from modeling_elmo.inputs import pack
 from modeling_elmo.kernels.sequences import Stream
 from modeling_elmo.modeling_elmo import ELMoLSTM
@@ -47,6 +48,20 @@ def save(folder, *parts):
     for part in parts:
         part.save_pretrained(folder)
     return folder
+
+
+@cache
+def pair_in(folder):
+    """The model and the tokenizer of a folder, which must not change afterwards."""
+    return ELMoModel.from_pretrained(folder).eval(), ELMoTokenizer.from_pretrained(folder)
+
+
+@torch.no_grad()
+def plain_layers(folder, text):
+    """The layers of one text, raw or as words, without markers: `(layers, words, hidden_size)`."""
+    model, tokenizer = pair_in(folder)
+    inputs = tokenizer([text], is_split_into_words=not isinstance(text, str), return_tensors="pt")
+    return torch.stack(model(**inputs).hidden_states)[:, 0, 1:-1]
 
 
 def make_config(**overrides):

@@ -1,20 +1,20 @@
 """The probe of each layer: its classifier against scipy, its table against the model one sentence at a time."""
 
-import json
 import shutil
 
 import h5py
 import numpy as np
 import pytest
-import torch
+from bilm_models import plain_layers
+from pretraining_worker import arguments_of
 from scipy.optimize import minimize
 from scipy.special import log_softmax
-from task_worker import bilm
+from task_worker import bilm, read_json, written
 
-from modeling_elmo import ELMoModel, ELMoTokenizer
 from modeling_elmo.run_scripts import probe
 from modeling_elmo.run_scripts.probe import most_frequent_tags, probe_layer
 
+SIZES = {"train": 60, "validation": 10, "test": 20}
 WORDS = ["Anna", "saw", "the", "old", "harbor", "quickly", "dogs", "sing"]
 TAGS = {"Anna": "NOUN", "saw": "VERB", "the": "DET", "old": "ADJ", "harbor": "NOUN", "quickly": "ADV"}
 
@@ -36,15 +36,14 @@ def sentences(number: int, seed: int) -> list[list[tuple[str, str]]]:
 @pytest.fixture
 def files(tmp_path):
     paths = {}
-    for seed, (split, number) in enumerate({"train": 60, "validation": 10, "test": 20}.items()):
+    for seed, (split, number) in enumerate(SIZES.items()):
         lines = ["".join(f"{word}\t{tag}\n" for word, tag in sentence) for sentence in sentences(number, seed)]
-        paths[split] = tmp_path / f"my.{split}.tsv"
-        paths[split].write_text("\n".join(lines), encoding="utf-8")
+        paths[split] = written(tmp_path / f"my.{split}.tsv", "\n".join(lines))
     return paths
 
 
 def options(files) -> list[str]:
-    return [text for split, path in files.items() for text in (f"--{split}_file", str(path))]
+    return arguments_of({f"{split}_file": path for split, path in files.items()})
 
 
 def test_the_classifier_minimizes_the_penalized_likelihood():
@@ -77,16 +76,12 @@ def test_each_layer_of_a_model(folder, files, tmp_path, capsys):
     """Accuracy by layer equals that of a classifier of vectors that the model computes a sentence at a time."""
     output = tmp_path / "results" / "probe.json"
     found = probe.main(["--model", str(folder), *options(files), "--output", str(output)])
-    assert json.loads(output.read_text(encoding="utf-8")) == found
-    model, tokenizer = ELMoModel.from_pretrained(folder).eval(), ELMoTokenizer.from_pretrained(folder)
+    assert read_json(output) == found
     layers, tags = {}, {}
-    for seed, (split, number) in enumerate({"train": 60, "validation": 10, "test": 20}.items()):
+    for seed, (split, number) in enumerate(SIZES.items()):
         rows = sentences(number, seed)
         tags[split] = [[tag for _, tag in row] for row in rows]
-        inputs = [tokenizer([[word for word, _ in row]], is_split_into_words=True, return_tensors="pt") for row in rows]
-        with torch.no_grad():
-            states = [torch.cat(model(**each).hidden_states)[:, 1:-1].numpy() for each in inputs]
-        layers[split] = np.concatenate(states, axis=1)
+        layers[split] = np.concatenate([plain_layers(folder, [word for word, _ in row]) for row in rows], axis=1)
     printed = capsys.readouterr().out
     for number, name in enumerate(["token layer", "biLSTM 1", "biLSTM 2"]):
         predicted = probe_layer({split: each[number] for split, each in layers.items()}, tags)
@@ -100,10 +95,8 @@ def test_each_layer_of_a_model(folder, files, tmp_path, capsys):
 
 def test_vectors_from_elsewhere(files, tmp_path):
     """A layer that holds the tags is perfect, and one of noise is not; `X` keeps the dots of a file's name."""
-    written = probe.main(["--write_sentences", str(tmp_path), *options(files)])
-    assert {split: path.split("/")[-1] for split, path in written.items()} == {
-        split: f"my.{split}.txt" for split in files
-    }
+    found = probe.main(["--write_sentences", str(tmp_path), *options(files)])
+    assert found == {split: str(tmp_path / f"my.{split}.txt") for split in files}
     draw, names = np.random.default_rng(0), ["ADJ", "ADV", "DET", "NOUN", "VERB"]
     for split, path in files.items():
         blocks = path.read_text(encoding="utf-8").split("\n\n")
@@ -112,8 +105,8 @@ def test_vectors_from_elsewhere(files, tmp_path):
                 tags = [line.split("\t")[1] for line in block.split("\n") if line]
                 known = np.eye(len(names))[[names.index(tag) for tag in tags]]
                 arrays[str(number)] = np.stack([known, draw.normal(size=known.shape)])
-    (tmp_path / "static.txt").write_text("the 1 0\nsaw 0 1\n", encoding="utf-8")
-    vectors = ["--vectors", str(tmp_path), "--word_vectors", str(tmp_path / "static.txt")]
+    static = written(tmp_path / "static.txt", "the 1 0\nsaw 0 1\n")
+    vectors = ["--vectors", str(tmp_path), "--word_vectors", str(static)]
     scores = probe.main([*vectors, *options(files)])["test"]["scores"]
     assert list(scores) == ["most frequent tag", "layer 0", "layer 1", "word vectors"]
     assert scores["layer 0"]["accuracy"] == 1 and scores["layer 1"]["accuracy"] < 0.6
@@ -129,19 +122,22 @@ def test_vectors_from_elsewhere(files, tmp_path):
 
 
 def test_entities_are_scored_by_f1(folder, tmp_path):
-    text = "".join(f"{word}\t{'B-PER' if word == 'Anna' else 'O'}\n" for word in [*WORDS, "Anna"])
-    (tmp_path / "a.tsv").write_text(f"{text}\n{text}", encoding="utf-8")
-    file = str(tmp_path / "a.tsv")
-    found = probe.main(["--model", str(folder), "--train_file", file, "--test_file", file])
+    text = "".join(f"{word}\t{'B-PER' if word == 'Anna' else 'O'}\n" for word in WORDS)
+    file = written(tmp_path / "a.tsv", f"{text}\n{text}")
+    found = probe.main(["--model", str(folder), *options({"train": file, "test": file})])
     assert found["metric"] == "f1" and found["test"]["scores"]["most frequent tag"]["f1"] == 1
 
 
 def test_mistakes(folder, files, tmp_path):
-    (tmp_path / "one.tsv").write_text("a\tX\n\nb\tX\n", encoding="utf-8")
-    with pytest.raises(ValueError, match=r"one\.tsv has only the tag 'X'"):
-        probe.main(["--model", str(folder), *(f"--{split}_file={tmp_path / 'one.tsv'}" for split in ("train", "test"))])
-    with pytest.raises(ValueError, match="There is no data to evaluate on"):
-        probe.main(["--model", str(folder), "--train_file", str(files["train"])])
+    one = written(tmp_path / "one.tsv", "a\tX\n\nb\tX\n")
     (tmp_path / "my.test.txt").touch()
-    with pytest.raises(FileExistsError, match=r"--write_sentences would replace .*my\.test\.txt; pass a new folder"):
-        probe.main(["--write_sentences", str(tmp_path), *options(files)])
+    for message, arguments in (
+        (r"one\.tsv has only the tag 'X'", ["--model", str(folder), *options({"train": one, "test": one})]),
+        ("There is no data to evaluate on", ["--model", str(folder), "--train_file", str(one)]),
+        (
+            r"--write_sentences would replace .*my\.test\.txt; pass a new folder",
+            ["--write_sentences", str(tmp_path), *options(files)],
+        ),
+    ):
+        with pytest.raises((ValueError, FileExistsError), match=message):
+            probe.main(arguments)

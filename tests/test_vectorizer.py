@@ -6,6 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from bilm_models import plain_layers
 from sklearn.base import clone
 from sklearn.compose import ColumnTransformer
 from sklearn.linear_model import LogisticRegression
@@ -14,7 +15,6 @@ from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
 from task_worker import bilm
 
-from modeling_elmo import ELMoModel, ELMoTokenizer
 from modeling_elmo.run_scripts.vectors.vectorizer import ELMoVectorizer
 
 TEXTS = [
@@ -34,26 +34,20 @@ def model_dir(tmp_path_factory) -> str:
 
 
 def test_vectors_are_those_of_the_model(model_dir):
-    model, tokenizer = ELMoModel.from_pretrained(model_dir).eval(), ELMoTokenizer.from_pretrained(model_dir)
-    with torch.no_grad():
-        outputs = [model(**tokenizer(text, return_tensors="pt"), output_hidden_states=True) for text in TEXTS]
-    words = [torch.stack(output.hidden_states)[:, 0, 1:-1] for output in outputs]  # without markers
-    for layers, expected in (
-        ("average", [each.mean(0).mean(0) for each in words]),
-        ("all", [w.mean(1) for w in words]),
+    layers = [plain_layers(model_dir, text) for text in TEXTS]
+    for options, expected in (
+        ({"layers": "average"}, [each.mean((0, 1)) for each in layers]),
+        ({"layers": "all"}, [each.mean(1).flatten() for each in layers]),
+        ({"layers": "top", "pooling": "max"}, [each[-1].amax(0) for each in layers]),
     ):
-        vectorizer = ELMoVectorizer(model_dir, layers=layers, device="cpu")
-        found = vectorizer.fit(TEXTS).transform(TEXTS)
-        assert found.dtype == np.float32 and found.shape == (6, len(vectorizer.get_feature_names_out()))
-        np.testing.assert_allclose(found, torch.stack(expected).flatten(1), atol=1e-5)
-    largest = vectorizer.set_params(layers="top", pooling="max").transform(TEXTS)  # not the options of before
-    np.testing.assert_allclose(largest, torch.stack([each[-1].amax(0) for each in words]), atol=1e-5)
-    assert np.array_equal(ELMoVectorizer(model_dir, layers="all").transform(np.array(TEXTS)), found)
+        vectorizer = ELMoVectorizer(model_dir, device="cpu").set_params(**options)
+        for texts in (TEXTS, np.array(TEXTS)):
+            found = vectorizer.fit(texts).transform(texts)
+            assert found.dtype == np.float32 and found.shape == (6, len(vectorizer.get_feature_names_out()))
+            np.testing.assert_allclose(found, torch.stack(expected), atol=1e-5)
     words = ["So", "bad!"]  # not split again
-    with torch.no_grad():
-        expected = model(**tokenizer([words], is_split_into_words=True, return_tensors="pt")).elmo_embeddings[0, 1:-1]
-    assert len(expected) == 2
-    np.testing.assert_allclose(ELMoVectorizer(model_dir).transform([words])[0], expected.mean(0), atol=1e-5)
+    expected = plain_layers(model_dir, words).mean((0, 1))
+    np.testing.assert_allclose(ELMoVectorizer(model_dir).transform([words])[0], expected, atol=1e-5)
 
 
 def test_pipelines_and_searches(model_dir):
