@@ -51,9 +51,9 @@ def save(folder, *parts):
 
 
 @cache
-def pair_in(folder):
+def pair_in(folder, cls=ELMoModel):
     """The model and the tokenizer of a folder, which must not change afterwards."""
-    return ELMoModel.from_pretrained(folder).eval(), ELMoTokenizer.from_pretrained(folder)
+    return cls.from_pretrained(folder).eval(), ELMoTokenizer.from_pretrained(folder)
 
 
 @torch.no_grad()

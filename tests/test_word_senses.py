@@ -1,7 +1,6 @@
 """The figures of word senses, compared with plain loops, and the reading of annotated text."""
 
 import gzip
-import json
 import random
 import shutil
 from pathlib import Path
@@ -9,10 +8,10 @@ from pathlib import Path
 import h5py
 import numpy as np
 import pytest
-import torch
-from task_worker import bilm
+from bilm_models import pair_in, plain_layers
+from pretraining_worker import arguments_of
+from task_worker import bilm, read_json, written
 
-from modeling_elmo import ELMoModel, ELMoTokenizer
 from modeling_elmo.run_scripts import embed
 from modeling_elmo.run_scripts.vectors import senses as sense_module
 from modeling_elmo.run_scripts.vectors.embedding import embed_sentences
@@ -42,32 +41,29 @@ def random_vectors(number: int, seed: int) -> np.ndarray:
     return (found / np.linalg.norm(found, axis=-1, keepdims=True)).astype(np.float16)
 
 
+def uses_of_most_frequent(instances: list[SenseInstance], lemma: str) -> int:
+    senses = [sense for each in instances if each.lemma[0] == lemma for sense in each.senses]
+    return max(map(senses.count, "abc"))
+
+
 def test_same_sense_equals_plain_loops():
-    instances, vectors = random_instances(60, 0), random_vectors(60, 0)
-    instances.append(instance("alone", "a", 3))  # one use, and no second sense: not counted
-    vectors = np.concatenate([vectors, vectors[:1]])
-    inventory = {("x", "NOUN"): ["c", "a", "b"]}
-    found = sense_module.same_sense(instances, vectors, inventory, NAMES)
+    counted, vectors = random_instances(60, 0), random_vectors(61, 0)
+    instances = [*counted, instance("alone", "a", 3)]  # one use, and no second sense: not counted
+    found = sense_module.same_sense(instances, vectors, {("x", "NOUN"): ["c", "a", "b"]}, NAMES)
     assert found["instances"] == 60 and found["lemmas"] == 3
     hits, chance = [], []
-    for one, a in enumerate(instances[:60]):
-        others = [two for two, b in enumerate(instances) if b.lemma == a.lemma and b.sentence != a.sentence]
+    for one, a in enumerate(counted):
+        others = [two for two, b in enumerate(counted) if b.lemma == a.lemma and b.sentence != a.sentence]
         nearest = max(others, key=lambda two: float(vectors[one, 1].astype(float) @ vectors[two, 1].astype(float)))
-        hits.append(bool(a.senses & instances[nearest].senses))
-        chance.append(np.mean([bool(a.senses & instances[two].senses) for two in others]))
+        hits.append(bool(a.senses & counted[nearest].senses))
+        chance.append(np.mean([bool(a.senses & counted[two].senses) for two in others]))
     assert found["biLSTM 1"] == pytest.approx(np.mean(hits), abs=0.02)  # float16 cannot tell all cosines apart
     assert found["chance"] == pytest.approx(np.mean(chance))
-    first = sum("c" in each.senses for each in instances if each.lemma[0] == "x")
-    for lemma in "yz":
-        senses = [sense for each in instances if each.lemma[0] == lemma for sense in each.senses]
-        first += max(map(senses.count, "abc"))
-    assert found["first sense"] == pytest.approx(first / 60)
+    of_x = sum("c" in each.senses for each in counted if each.lemma[0] == "x")
+    most = {lemma: uses_of_most_frequent(counted, lemma) for lemma in "xyz"}
+    assert found["first sense"] == pytest.approx((of_x + most["y"] + most["z"]) / 60)
     found = sense_module.same_sense(instances, vectors, {}, NAMES)
-    most = 0
-    for lemma in "xyz":
-        senses = [sense for each in instances[:60] if each.lemma[0] == lemma for sense in each.senses]
-        most += max(map(senses.count, "abc"))
-    assert found["most frequent sense"] == pytest.approx(most / 60) and "first sense" not in found
+    assert found["most frequent sense"] == pytest.approx(sum(most.values()) / 60) and "first sense" not in found
 
 
 def test_equally_near_uses_count_by_their_share():
@@ -88,17 +84,13 @@ def test_disambiguation_equals_plain_loops():
     found = sense_module.disambiguation(train, test, averages, looked_at, inventory, NAMES)
     assert found["unseen_lemmas"] == 2 / 42
     right = 1  # of `new`, by its first sense
-    for a, vector in zip(test[:40], looked_at, strict=False):
+    for a, vector in zip(test[:40], looked_at[:40, 1].astype(float), strict=True):
         scores = {}
         for sense in "abc":
-            members = [
-                vectors[number, 1].astype(float)
-                for number, b in enumerate(train)
-                if b.lemma == a.lemma and sense in b.senses
-            ]
-            if members:
-                mean = np.mean(members, axis=0)
-                scores[sense] = mean @ vector[1].astype(float) / np.linalg.norm(mean)
+            uses = [number for number, b in enumerate(train) if b.lemma == a.lemma and sense in b.senses]
+            if uses:
+                mean = vectors[uses, 1].astype(float).mean(0)
+                scores[sense] = mean @ vector / np.linalg.norm(mean)
         right += max(scores, key=scores.__getitem__) in a.senses
     assert found["biLSTM 1"] == pytest.approx(right / 42)
     assert found["first sense"] == (1 + sum("c" in each.senses for each in test[:40] if each.lemma[0] == "x")) / 42
@@ -149,33 +141,30 @@ def test_from_files_to_a_table_and_a_map(folder, tmp_path, capsys):
     output = tmp_path / "results" / "word_senses.json"
     options = ["--model", str(folder), "--train_file", str(tmp_path / "train.data.xml.gz"), "--test_file", str(TEST)]
     found = main([*options, "--sense_inventory", str(INVENTORY), "--lemma", "make", "--output", str(output)])
-    assert json.loads(output.read_text(encoding="utf-8")) == found
+    assert read_json(output) == found
     assert output.with_suffix(".png").read_bytes().startswith(b"\x89PNG")
-    layers = ["token layer", "biLSTM 1", "biLSTM 2", "average"]
-    printed = capsys.readouterr().out
-    for name in ("first sense", *layers):
-        assert 0 < found["same_sense"][name] < 1 and 0 < found["disambiguation"][name] < 1
-        row = next(line for line in printed.splitlines() if line.startswith(f"| {name}"))
-        assert f"{100 * found['same_sense'][name]:.1f}" in row
-        assert f"{100 * found['disambiguation'][name]:.1f}" in row
-    # The vector of a phrase is the mean of the vectors of its words.
+    printed = capsys.readouterr().out.splitlines()
+    for name in ("first sense", "token layer", "biLSTM 1", "biLSTM 2", "average"):
+        (row,) = [line for line in printed if line.startswith(f"| {name} ")]
+        for figure in ("same_sense", "disambiguation"):
+            assert 0 < found[figure][name] < 1 and f"{100 * found[figure][name]:.1f}" in row
+
+
+def test_the_vector_of_a_phrase_is_the_mean_of_its_words(folder):
     text = read_annotated(TRAIN)
-    model, tokenizer = ELMoModel.from_pretrained(folder).eval(), ELMoTokenizer.from_pretrained(folder)
-    embedded = embed_sentences(text.sentences, model, tokenizer, layers="all")
+    embedded = embed_sentences(text.sentences, *pair_in(folder), layers="all")
     vectors = sense_module.instance_vectors(text, (layers for _, layers in embedded))
     number = next(number for number, each in enumerate(text.instances) if each.end - each.start > 1)
-    each = text.instances[number]
-    with torch.no_grad():
-        inputs = tokenizer(text.sentences[each.sentence], is_split_into_words=True, return_tensors="pt")
-        top = model(**inputs).last_hidden_state[0, 1 + each.start : 1 + each.end].mean(0)
-    np.testing.assert_allclose(vectors[number, 2], torch.nn.functional.normalize(top, dim=0).numpy(), atol=2e-3)
+    phrase = text.instances[number]
+    top = plain_layers(folder, text.sentences[phrase.sentence])[2, phrase.start : phrase.end].mean(0)
+    np.testing.assert_allclose(vectors[number, 2], top / top.norm(), atol=2e-3)
 
 
 def test_vectors_from_elsewhere_stand_in_the_same_table(folder, tmp_path, capsys):
     """Written sentences, embedded by another program, give the figures of the model."""
-    files = ["--train_file", str(TRAIN), "--test_file", str(TEST), "--sense_inventory", str(INVENTORY)]
+    files = arguments_of({"train_file": TRAIN, "test_file": TEST, "sense_inventory": INVENTORY})
     for name, path in main(["--write_sentences", str(tmp_path), *files]).items():
-        sentences = [line.split(" ") for line in Path(path).read_text(encoding="utf-8").split("\n")[:-1]]
+        sentences = [line.split(" ") for line in Path(path).read_text(encoding="utf-8").splitlines()]
         assert sentences == read_annotated(SEMCOR / f"{name}.data.xml").sentences
         embed.main(["--model", str(folder), "--input", path, "--output", str(tmp_path / f"{name}.hdf5")])
     expected, found = main(["--model", str(folder), *files]), main(["--vectors", str(tmp_path), *files])
@@ -183,15 +172,14 @@ def test_vectors_from_elsewhere_stand_in_the_same_table(folder, tmp_path, capsys
     both = main(["--model", str(folder), "--vectors", str(tmp_path), *files])
     assert both == {figure: {**expected[figure], **found[figure]} for figure in expected}
     names = {"layer 0": "token layer", "layer 1": "biLSTM 1", "layer 2": "biLSTM 2", "average of layers": "average"}
-    for figure in ("same_sense", "disambiguation"):
-        for ours, theirs in names.items():
+    for ours, theirs in names.items():
+        for figure in ("same_sense", "disambiguation"):
             assert found[figure][ours] == pytest.approx(expected[figure][theirs], abs=1e-3)
 
 
 def test_sentences_of_one_text(tmp_path):
-    written = main(["--write_sentences", str(tmp_path), "--train_file", str(TRAIN)])
-    assert [*written] == ["train"] and [path.name for path in tmp_path.iterdir()] == ["train.txt"]
-    assert Path(written["train"]).read_text(encoding="utf-8").count("\n") == TRAIN.read_text().count("<sentence ")
+    assert main(["--write_sentences", str(tmp_path), "--train_file", str(TRAIN)]).keys() == {"train"}
+    assert [path.name for path in tmp_path.iterdir()] == ["train.txt"]
 
 
 def test_one_vector_per_word(tmp_path):
@@ -262,9 +250,8 @@ def test_lemmas_that_only_the_test_text_has_are_told(tmp_path, capsys):
 )
 def test_mistakes(folder, tmp_path, monkeypatch, options, message):
     monkeypatch.chdir(tmp_path)
-    options = {"model": str(folder), "train_file": str(TRAIN), **options}
     with pytest.raises((ValueError, OSError), match=message):
-        main([item for name, value in options.items() if value for item in (f"--{name}", value)])
+        main(arguments_of({"model": folder, "train_file": TRAIN, **options}))
 
 
 def test_broken_annotations(tmp_path):
@@ -273,37 +260,38 @@ def test_broken_annotations(tmp_path):
     first, *others = (SEMCOR / "train.gold.key.txt").read_text(encoding="utf-8").splitlines(keepends=True)
     name = first.split()[0]
     for lines in (others, [f"{name}\n", *others]):
-        keys.write_text("".join(lines), encoding="utf-8")
+        written(keys, "".join(lines))
         with pytest.raises(ValueError, match=rf"instance {name} has no sense in a\.gold\.key\.txt"):
             read_annotated(text)
-    text.write_bytes(TRAIN.read_bytes()[:5000])
-    with pytest.raises(ValueError, match=r"a\.data\.xml is not a complete XML file"):
-        read_annotated(text)
-    text.write_text('<corpus><text><sentence><instance id="a" pos="NOUN">x</instance></sentence></text></corpus>')
-    with pytest.raises(ValueError, match=r"a\.data\.xml: the instance 'x' has no 'lemma'; add it"):
-        read_annotated(text)
-    text.write_text("<corpus><text><sentence><wf>x</wf></sentence></text></corpus>")
-    with pytest.raises(ValueError, match=r"a\.data\.xml has no <instance> in a <sentence>; pass text as of Raganato"):
-        read_annotated(text)
+    for content, message in (
+        (TRAIN.read_text(encoding="utf-8")[:5000], "is not a complete XML file"),
+        (f"<corpus>{ONE.replace('lemma', 'x')}</corpus>", "the instance 'play' has no 'lemma'; add it"),
+        ("<corpus><sentence><wf>x</wf></sentence></corpus>", "no <instance> in a <sentence>; pass text as of Raganato"),
+    ):
+        with pytest.raises(ValueError, match=rf"a\.data\.xml.* {message}"):
+            read_annotated(written(text, content))
 
 
-def test_ids_and_lemmas_of_joined_files(tmp_path):
+ONE = '<sentence><instance id="d0" lemma="play" pos="NOUN">play</instance></sentence>'
+
+
+def test_ids_of_joined_files(tmp_path):
     """What says something else than an earlier line is refused; what says the same passes."""
-    one = '<sentence><instance id="d0" lemma="play" pos="NOUN">play</instance></sentence>'
-    text, keys = tmp_path / "a.data.xml", tmp_path / "a.gold.key.txt"
-    text.write_text(f"<corpus>{one}{one}</corpus>")
+    text, keys = written(tmp_path / "a.data.xml", f"<corpus>{ONE}{ONE}</corpus>"), tmp_path / "a.gold.key.txt"
     for lines, message in (
         ("d0 play%1\nd0 play%2\n", r"a\.gold\.key\.txt, line 2: line 1 gives play%1 to the instance d0; give each"),
         ("d0 play%1\n", r"a\.data\.xml: 2 instances have the id d0; give each its own"),
     ):
-        keys.write_text(lines)
+        written(keys, lines)
         with pytest.raises(ValueError, match=message):
             read_annotated(text)
-    keys.write_text("d0 play%1 play%2\n\nd0 play%2 play%1\n")
+    written(keys, "d0 play%1 play%2\n\nd0 play%2 play%1\n")
     assert [use.senses for use in read_annotated(text).instances] == [{"play%1", "play%2"}] * 2
-    inventory = tmp_path / "inventory.tsv"
-    inventory.write_text("March\tNOUN\tmarch%1\nrun\tVERB\trun%1\nmarch\tNOUN\tmarch%2\n")
+
+
+def test_lemmas_of_joined_files(tmp_path):
+    inventory = written(tmp_path / "inventory.tsv", "March\tNOUN\tmarch%1\nrun\tVERB\trun%1\nmarch\tNOUN\tmarch%2\n")
     with pytest.raises(ValueError, match=r"inventory\.tsv, line 3: line 1 has other senses of march NOUN"):
         read_inventory(inventory)
-    inventory.write_text("March\tNOUN\tmarch%1\nmarch\tNOUN\tmarch%1\nmarch\tVERB\tmarch%2\n")
+    written(inventory, "March\tNOUN\tmarch%1\nmarch\tNOUN\tmarch%1\nmarch\tVERB\tmarch%2\n")
     assert read_inventory(inventory) == {("march", "NOUN"): ["march%1"], ("march", "VERB"): ["march%2"]}
