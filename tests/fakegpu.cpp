@@ -50,6 +50,33 @@ struct FakeAllocator final : c10::Allocator {
 FakeAllocator allocator;
 REGISTER_ALLOCATOR(kFake, &allocator);
 
+struct PinnedAllocator final : c10::Allocator {  // host memory that the device copies in the background
+  static inline std::mutex lock;
+  static inline std::map<const void*, size_t> sizes;
+
+  static void release(void* p) {
+    std::lock_guard<std::mutex> guard(lock);
+    sizes.erase(p);
+    std::free(p);
+  }
+  static bool owns(const void* p) {
+    std::lock_guard<std::mutex> guard(lock);
+    auto next = sizes.upper_bound(p);
+    if (next == sizes.begin()) return false;
+    auto [start, size] = *std::prev(next);
+    return static_cast<const char*>(p) < static_cast<const char*>(start) + size;
+  }
+  c10::DataPtr allocate(size_t n) override {
+    void* p = n ? std::malloc(n) : nullptr;
+    std::lock_guard<std::mutex> guard(lock);
+    if (p) sizes[p] = n;
+    return {p, p, &release, c10::Device(c10::kCPU)};
+  }
+  c10::DeleterFnPtr raw_deleter() const override { return &release; }
+  void copy_data(void* to, const void* from, std::size_t n) const override { default_copy_data(to, from, n); }
+};
+PinnedAllocator pinnedAllocator;
+
 struct FakeGuard final : c10::impl::DeviceGuardImplInterface {
   c10::DeviceType type() const override { return kFake; }
   c10::Device exchangeDevice(c10::Device) const override { return kDevice; }
@@ -90,7 +117,8 @@ struct FakeHooks final : at::PrivateUse1HooksInterface {
   c10::DeviceIndex exchangeDevice(c10::DeviceIndex) const override { return 0; }
   c10::DeviceIndex maybeExchangeDevice(c10::DeviceIndex) const override { return 0; }
   c10::Device getDeviceFromPtr(void*) const override { return kDevice; }
-  at::Allocator* getPinnedMemoryAllocator() const override { return c10::GetCPUAllocator(); }
+  at::Allocator* getPinnedMemoryAllocator() const override { return &pinnedAllocator; }
+  bool isPinnedPtr(const void* p) const override { return PinnedAllocator::owns(p); }
   const at::Generator& getDefaultGenerator(c10::DeviceIndex) const override {
     static at::Generator g = at::make_generator<FakeGenerator>();
     return g;
@@ -223,12 +251,29 @@ const std::set<std::string> takes_indices = {"index", "_index_put_impl_", "index
 // What waits for the device inside its CUDA kernel.
 const std::set<std::string> waiting = {
     "nonzero", "_unique2", "unique_dim", "unique_consecutive", "unique_dim_consecutive", "masked_select", "bincount",
-    "equal", "_coalesce", "repeat_interleave", "histc"};
+    "equal", "_coalesce", "histc"};
+
+// What waits only for some arguments. `index` comes here after its masks and its indices of the host were converted.
+void waits_by_arguments(const std::string& name, const std::vector<c10::IValue>& arguments) {
+  if (name == "repeat_interleave" && arguments.back().isNone()) waits(name, name);  // for the size of its result
+  if (name != "_index_put_impl_") return;
+  int64_t given = 0, masks = 0;
+  for (const Optional& index : arguments[1].toOptionalTensorVector()) {
+    if (!index || !index->defined()) continue;
+    given++;
+    masks += index->scalar_type() == at::kBool || index->scalar_type() == at::kByte;
+    if (index->device().type() == c10::kCPU) waits("h2d", name);
+  }
+  // `x[mask] = number` is `masked_fill_` on CUDA, where the number stays on the host; here Python puts it on the device.
+  const bool is_one_number = arguments[2].toTensor().dim() == 0 && !arguments[3].toBool();
+  if (masks && !(given == 1 && masks == 1 && is_one_number)) waits("nonzero", name);
+}
 
 void fallback(const c10::OperatorHandle& op, Stack* stack) {
   const auto& schema = op.schema();
   std::string name = schema.name().substr(schema.name().find("::") + 2);
   const size_t count = schema.arguments().size(), first = stack->size() - count;
+  if (counting) waits_by_arguments(name, {stack->begin() + first, stack->end()});
   Aliases aliases;
   bool writes = false;
   auto converted = [&](const Tensor& t, bool is_index) -> Tensor {
@@ -299,7 +344,8 @@ Tensor empty_strided(c10::IntArrayRef size, c10::IntArrayRef stride, std::option
 }
 Tensor copy_from(const Tensor& self, const Tensor& dst, bool non_blocking) {
   const bool from = self.device().type() == kFake, to = dst.device().type() == kFake;
-  const auto kind = std::string(from ? "d2h" : "h2d") + (non_blocking ? "_async" : "");
+  const bool in_background = non_blocking && (from ? dst : self).is_pinned();
+  const auto kind = std::string(from ? "d2h" : "h2d") + (in_background ? "_async" : "");
   Aliases aliases;
   Tensor source = from ? aliases.of(self) : self, target = to ? aliases.of(dst) : dst;
   if (from && to) {

@@ -9,8 +9,8 @@ ninja.
 
 As on CUDA, operators refuse tensors of two devices, except indices, and 0-dim tensors of the CPU where TensorIterator
 takes them. `recording` counts launches (operators that are not views; CUDA launches at least one kernel for each) and
-waits of the host for the device: `.item()`, `bool(tensor)`, copies to the host, copies from pageable memory, and
-operators whose CUDA kernels wait. Memory is NaN until it is written.
+waits of the host for the device: `.item()`, `bool(tensor)`, copies to the host, copies from pageable memory (also with
+`non_blocking=True`), masks as indices, and operators whose CUDA kernels wait. Memory is NaN until it is written.
 
 Not simulated: streams and races, limits of memory, CUDA's numerics, kernels that CUDA lacks for a dtype,
 `device.type == "cuda"`.

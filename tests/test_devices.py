@@ -34,6 +34,7 @@ from modeling_elmo import (
 from modeling_elmo.heads.reader_pipeline import ELMoQuestionAnsweringPipeline
 from modeling_elmo.kernels import lstm_cuda
 from modeling_elmo.run_scripts import benchmark
+from modeling_elmo.run_scripts.pretraining.loop import Pretraining
 from modeling_elmo.run_scripts.pretraining.optimization import OptimizationArguments, clip_gradients, make_optimizers
 
 DEVICE = os.environ.get("ELMO_TEST_DEVICE", "fakegpu")
@@ -317,6 +318,69 @@ def test_launches_and_waits_of_a_step(fakegpu, monkeypatch):
         states = tuple(state.detach() for state in output.final_states)
     assert seen.launches["cell_forward"] == seen.launches["cell_backward"] == 40
     assert seen.num_launches <= 830 and seen.num_waits == 0, f"{seen.num_launches}, {seen.waits}"
+
+
+WAITS = {  # of the host, by what CUDA does
+    "x.cpu()": 1,
+    "x.tolist()": 1,
+    "x[0, 0].item()": 1,
+    "torch.equal(x, x)": 1,
+    "bool(mask.any())": 1,
+    "mask.nonzero()": 1,
+    "rows.unique()": 1,
+    "x[mask]": 1,
+    "x.masked_select(mask[:, None])": 1,
+    "x.__setitem__(mask, x[:3])": 1,
+    "x.repeat_interleave(rows.new_ones(6), 0)": 1,
+    "x[host_rows]": 1,
+    "torch.tensor([1, 2], device=x.device)": 1,
+    "host.to(x.device, non_blocking=True)": 1,  # pageable
+    "host.pin_memory().to(x.device)": 1,
+    "host.pin_memory()[2:].to(x.device, non_blocking=True)": 0,
+    "x.to('cpu', non_blocking=True)": 0,  # torch pins the result
+    "mask.any()": 0,
+    "x.sort()": 0,
+    "rows.argsort()": 0,
+    "x[rows]": 0,
+    "x.__setitem__(rows, x[:2])": 0,
+    "x.__setitem__(mask, 0.0)": 0,
+    "x.masked_fill(mask[:, None], 0)": 0,
+    "x.repeat_interleave(rows.new_ones(6), 0, output_size=6)": 0,
+    "x + torch.tensor(1.0)": 0,
+}
+
+
+@simulated
+@pytest.mark.parametrize("code, waits", WAITS.items())
+def test_what_waits(code, waits, fakegpu):
+    names = {"torch": torch, "host": torch.ones(6, 3), "host_rows": torch.tensor([1, 2])}
+    names |= {"x": torch.ones(6, 3).to(DEVICE), "mask": torch.tensor([True, False] * 3).to(DEVICE)}
+    names["rows"] = names["host_rows"].to(DEVICE)
+    with fakegpu.recording() as seen:
+        eval(code, names)
+    assert seen.num_waits == waits, seen.waits
+
+
+@simulated
+def test_launches_and_waits_of_pretraining(fakegpu, monkeypatch, tmp_path):
+    """A whole step of `elmo pretrain`: sentences on the host, an adaptive softmax, bfloat16, Muon."""
+    for name in ("cell_forward", "cell_backward"):
+        monkeypatch.setattr(lstm_cuda, name, fakegpu.as_one_launch(getattr(lstm_cuda, name)))
+    step, steps = Pretraining._step, []
+
+    def recorded_step(*arguments):
+        with fakegpu.recording() as seen:
+            step(*arguments)
+        steps.append(seen)
+
+    monkeypatch.setattr(Pretraining, "_step", recorded_step)
+    filters = {"char_embedding_size": 4, "char_cnn_filters": [[width, 4] for width in range(1, 8)]}
+    overrides = {**filters, "projection_size": 16, "adaptive_cutoffs": [30, 60]}
+    options = {"softmax_type": "adaptive", "optim": "muon", "bf16": True, "config_overrides": overrides}
+    run_on(DEVICE, tmp_path, **options, per_device_train_batch_tokens=400, max_steps=3)
+    seen = steps[-1]  # optimizers make their states in the first one
+    assert seen.launches["cell_forward"] == 16  # 8 steps of 2 layers; both directions at once
+    assert seen.num_launches <= 800 and seen.num_waits == 0, f"{seen.launches}, {seen.waits}"
 
 
 @simulated
