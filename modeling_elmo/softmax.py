@@ -15,7 +15,8 @@ from transformers import initialization as init
 from .base import chosen_rows, zero_row
 from .kernels.plan import forced_backend, make_plan
 from .kernels.products import fast_linear, product, suits_mkl, weight_gradient
-from .kernels.torch_state import first_derivative, is_unmodified, product_dtype, to_device
+from .kernels.softmax_cuda import cross_entropy_in_triton, has_softmax_kernel, room_for_logits
+from .kernels.torch_state import first_derivative, is_unmodified, product_dtype, sees_values_only, to_device
 
 try:  # optional, only for CUDA
     from cut_cross_entropy import linear_cross_entropy
@@ -26,6 +27,7 @@ except (ImportError, RuntimeError):  # triton raises the second if it finds no d
 CHUNK_LOGITS = 1 << 25  # logits in memory at a time: 128 MB in float32 for every vocabulary
 CHUNK_PREDICTIONS = 640  # maximum predictions per chunk on CPU: the logits of a small vocabulary stay in the cache
 PAD_LOGIT = -1e4  # finite for kernels, also in float16; its exponential is 0
+TRIAL = "persistent"  # the backend with kernels that have run on no card yet: nothing else chooses them
 
 
 class Candidates(NamedTuple):
@@ -252,11 +254,21 @@ def _log_expected_count(ranks: Tensor, tries: Tensor, classes: int, dtype: torch
 
 
 def can_cut_cross_entropy(hidden_NP: Tensor) -> bool:
-    """Whether Apple's kernel computes the full softmax: it is installed, on CUDA, and computes in half precision."""
+    """Whether Apple's kernel computes the full softmax: it is installed, on CUDA, and computes in half precision.
+
+    It stays until a card has compared it with ours, which writes the logits of a chunk, but computes them only once.
+    """
     if linear_cross_entropy is None or hidden_NP.device.type != "cuda" or not hidden_NP.shape[0]:
         return False
     is_half = product_dtype(hidden_NP) in (torch.float16, torch.bfloat16)
-    return is_half and forced_backend() != "reference" and not torch.compiler.is_compiling()
+    return is_half and forced_backend() not in ("reference", TRIAL) and not torch.compiler.is_compiling()
+
+
+def uses_softmax_kernel(hidden_NP: Tensor, weight_RP: Tensor) -> bool:
+    """Whether our kernel in triton computes a cross-entropy, of any softmax in any dtype, without float32 logits."""
+    if forced_backend() != TRIAL or not has_softmax_kernel(hidden_NP):
+        return False
+    return sees_values_only(hidden_NP, weight_RP) and not torch.compiler.is_compiling()
 
 
 def _cut_cross_entropy(hidden_NP: Tensor, weight_VP: Tensor, bias_V: Tensor, targets_N: Tensor) -> Tensor:
@@ -320,6 +332,7 @@ class _CrossEntropy(torch.autograd.Function):
 def _losses_and_gradients(wanted, hidden_NP, weight_RP, bias_R, targets_N, scale_N, excluded_R, offset_R, fast):
     """The loss, `losses_N`, and the gradients for hidden, weight and bias, if wanted, with a factor of all three."""
     sums = _sum_dtype(hidden_NP)
+    in_triton = uses_softmax_kernel(hidden_NP, weight_RP)
     added_R = bias_R.to(sums) if offset_R is None else bias_R.to(sums) + offset_R
     competing_R = added_R if excluded_R is None else added_R.masked_fill(excluded_R, -math.inf)
     # On CPU, logits in float32 cost less than logits in bfloat16 and a cast.
@@ -333,6 +346,12 @@ def _losses_and_gradients(wanted, hidden_NP, weight_RP, bias_R, targets_N, scale
     for_weight_RP = torch.zeros_like(weight_RP, dtype=sums) if wanted[1] else None
     for_bias_R = torch.zeros_like(added_R) if wanted[2] else None
     losses_N, step = added_R.new_empty(len(targets_N)), max(1, CHUNK_LOGITS // len(bias_R))
+    if in_triton:
+        gradients = for_hidden_NP, for_weight_RP, for_bias_R
+        inputs = hidden_NP, weight_RP, added_R, competing_R, targets_N, rates_N1[:, 0]
+        with torch.autocast(hidden_NP.device.type, enabled=False):
+            _fill_in_triton(losses_N, gradients, *inputs, step)
+        return (scale_N * losses_N).sum(), losses_N, (*gradients, unit)
     step = min(step, CHUNK_PREDICTIONS) if fast else step
     out_BR = added_R.new_empty(min(step, len(targets_N)), len(bias_R))
     with torch.autocast(hidden_NP.device.type, enabled=False):  # the dtypes are chosen
@@ -360,6 +379,38 @@ def _losses_and_gradients(wanted, hidden_NP, weight_RP, bias_R, targets_N, scale
             if for_weight_RP is not None:
                 _add_outer_product(for_weight_RP, errors_BR, hidden_NP[chunk] * rates_B1.to(hidden_NP.dtype), fast)
     return (scale_N * losses_N).sum(), losses_N, (for_hidden_NP, for_weight_RP, for_bias_R, unit)
+
+
+def _fill_in_triton(
+    losses_N: Tensor,
+    gradients: tuple[Tensor | None, Tensor | None, Tensor | None],
+    hidden_NP: Tensor,
+    weight_RP: Tensor,
+    added_R: Tensor,
+    competing_R: Tensor,
+    targets_N: Tensor,
+    rates_N: Tensor,
+    step: int,
+):
+    """Writes the losses, and the gradients that are no `None`. Logits and errors have the dtype of products."""
+    for_hidden_NP, for_weight_RP, for_bias_R = gradients
+    is_wanted = any(gradient is not None for gradient in gradients)
+    hidden_NP, weight_RP = hidden_NP.contiguous(), weight_RP.contiguous()
+    room_BR = room_for_logits(hidden_NP[:step], len(weight_RP))
+    for start in range(0, len(targets_N), step):
+        chunk = slice(start, start + step)
+        hidden_BP = hidden_NP[chunk]
+        logits_BR = torch.mm(hidden_BP, weight_RP.t(), out=room_BR[: len(hidden_BP)])
+        rates_B = rates_N[chunk] if is_wanted else None
+        operands = hidden_BP, weight_RP, added_R, competing_R, targets_N[chunk], rates_B
+        cross_entropy_in_triton(logits_BR, *operands, losses_N[chunk])
+        errors_BR = logits_BR
+        if for_hidden_NP is not None:
+            torch.mm(errors_BR, weight_RP, out=for_hidden_NP[chunk])
+        if for_weight_RP is not None:
+            _add_outer_product(for_weight_RP, errors_BR, hidden_BP, fast=False)
+        if for_bias_R is not None:
+            for_bias_R.add_(errors_BR.sum(0, dtype=for_bias_R.dtype))  # which makes no copy in that dtype
 
 
 def _add_outer_product(sum_RP: Tensor, errors_BR: Tensor, hidden_BP: Tensor, fast: bool):

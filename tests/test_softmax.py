@@ -9,6 +9,7 @@ import torch
 import torch.nn.functional as F
 from bilm_models import Largest
 from head_models import fails
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from modeling_elmo import ELMoConfig, elmo_backend
 from modeling_elmo.softmax import (
@@ -18,6 +19,7 @@ from modeling_elmo.softmax import (
     _logits,
     _losses_and_gradients,
     can_cut_cross_entropy,
+    uses_softmax_kernel,
 )
 
 PAD = 2  # in the middle, so that ranks and ids differ on one side only
@@ -209,6 +211,9 @@ def test_the_path_of_the_full_softmax(monkeypatch):
     assert not possible(torch.float32) and not possible(rows=0) and not possible(device="cpu")
     with elmo_backend("reference"):
         assert not possible()
+    with monkeypatch.context() as trial:  # our own kernel computes
+        trial.setattr("modeling_elmo.softmax.forced_backend", lambda: "persistent")
+        assert not possible()
     # Autocast for CUDA cannot be switched on without a device.
     monkeypatch.setattr(torch, "is_autocast_enabled", lambda device: device == "cuda")
     monkeypatch.setattr(torch, "get_autocast_dtype", lambda device: torch.bfloat16)
@@ -236,6 +241,93 @@ def test_the_kernel_is_called_as_it_can_be(monkeypatch):
     with torch.autocast("cpu"):
         softmax(hidden, targets, scale)
     assert received[1][2:4] == (torch.bfloat16, torch.bfloat16)
+
+
+# The kernel of all softmaxes on CUDA, in plain PyTorch: `test_softmax_cuda.py` tests the one in triton
+
+
+def plain_kernel(logits, hidden, weight, added, competing, targets, rates, losses):
+    """What the kernel computes."""
+    rows = torch.arange(len(targets))
+    exact = logits.to(added.dtype) + competing
+    exact[rows, targets] = (hidden.to(added.dtype) * weight[targets].to(added.dtype)).sum(1) + added[targets]
+    losses.copy_(exact.logsumexp(1) - exact[rows, targets])
+    if rates is not None:
+        errors = exact.softmax(1)
+        errors[rows, targets] -= 1
+        logits.copy_(errors * rates[:, None])
+
+
+@pytest.fixture
+def in_triton(monkeypatch):
+    """The dtypes and shapes of the logits that the kernel receives."""
+    received = []
+
+    def stand_in(logits, *others):
+        received.append((logits.dtype, tuple(logits.shape), others[5] is not None))
+        plain_kernel(logits, *others)
+
+    monkeypatch.setattr("modeling_elmo.softmax.uses_softmax_kernel", lambda *_: True)
+    monkeypatch.setattr("modeling_elmo.softmax.cross_entropy_in_triton", stand_in)
+    return received
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("softmax_type", ["full", "sampled", "adaptive"])
+def test_the_kernel_computes_all_softmaxes(softmax_type, dtype, in_triton, monkeypatch):
+    softmax, (hidden, targets, scale) = make_softmax(softmax_type, dtype), make_predictions(dtype=dtype)
+    candidates = softmax.sample(torch.Generator().manual_seed(0)) if softmax_type == "sampled" else None
+    monkeypatch.setattr("modeling_elmo.softmax.CHUNK_LOGITS", 100)
+    loss, losses = softmax(hidden, targets, scale, candidates)
+    found = gradients(3 * loss, softmax, hidden)
+    assert {kind for kind, *_ in in_triton} == {dtype} and all(keeps for *_, keeps in in_triton)
+    assert sum(rows for _, (rows, columns), _ in in_triton if columns == in_triton[0][1][1]) == 11
+    exact = make_softmax(softmax_type, torch.float64)
+    exact.load_state_dict(softmax.state_dict())
+    inputs = hidden.detach().double().requires_grad_()
+    with monkeypatch.context() as without:
+        without.setattr("modeling_elmo.softmax.uses_softmax_kernel", lambda *_: False)
+        expected_loss, expected = exact(inputs, targets, scale.double(), candidates)
+    tolerance = {torch.float64: 1e-12, torch.float32: 1e-5}.get(dtype, 2e-2)
+    torch.testing.assert_close(losses.double(), expected, rtol=tolerance, atol=tolerance)
+    for mine, theirs in zip(found, gradients(3 * expected_loss, exact, inputs), strict=True):
+        assert mine.dtype == dtype
+        torch.testing.assert_close(mine.double(), theirs, rtol=tolerance, atol=tolerance)
+    with torch.no_grad():
+        assert torch.equal(softmax(hidden, targets, scale, candidates)[1], losses)
+    assert not in_triton[-1][-1]
+
+
+def test_the_kernel_needs_no_logits_in_float32(in_triton):
+    class Exact(TorchDispatchMode):
+        numel = 0
+
+        def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+            result = function(*args, **(kwargs or {}))
+            if isinstance(result, torch.Tensor) and result.dtype == torch.float32:
+                Exact.numel = max(Exact.numel, result.numel())
+            return result
+
+    softmax, (hidden, targets, scale) = make_softmax(vocab_size=1000), make_predictions(500, words=1000)
+    with pytest.MonkeyPatch.context() as patched, torch.autocast("cpu", torch.bfloat16):
+        patched.setattr("modeling_elmo.softmax.cross_entropy_in_triton", lambda *arguments: arguments[-1].zero_())
+        with Exact():
+            softmax(hidden, targets, scale)[0].backward()
+    assert Exact.numel == 16_000  # the weight; the logits are 500,000
+
+
+def test_who_chooses_the_kernel(monkeypatch):
+    forced = []
+    monkeypatch.setattr("modeling_elmo.softmax.forced_backend", lambda: forced[-1])
+    monkeypatch.setattr("modeling_elmo.softmax.has_softmax_kernel", lambda hidden: hidden.shape[0] == 2)
+    hidden, weight = torch.ones(2, 3), torch.ones(4, 3)
+    for backend, expected in (("persistent", True), (None, False), ("reference", False), ("int8", False)):
+        forced.append(backend)
+        assert uses_softmax_kernel(hidden, weight) == expected
+    forced.append("persistent")
+    assert not uses_softmax_kernel(torch.ones(1, 3), weight)  # triton is missing, or the device is no card
+    monkeypatch.setattr(torch.compiler, "is_compiling", lambda: True)
+    assert not uses_softmax_kernel(hidden, weight)
 
 
 # Sampled
