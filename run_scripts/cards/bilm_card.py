@@ -5,6 +5,7 @@ It reads `results/`: `pretraining.json` has the settings, text and log of a biLM
 `elmo pairs` may be there too, under any name.
 """
 
+from operator import itemgetter
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -33,10 +34,10 @@ def write_bilm_card(folder: Path, name: str) -> Path:
     metadata = {
         "pipeline_tag": "feature-extraction",
         "tags": ["elmo", "bilm", "language-model", "lstm"],
-        "metrics": ["perplexity"] if evaluations else None,
-        "eval_results": [perplexity_result(run, evaluations)] if evaluations else None,
         "base_model": run.get("base_model_on_hub"),
     }
+    if evaluations:
+        metadata |= {"metrics": ["perplexity"], "eval_results": [perplexity_result(run, evaluations)]}
     values = {
         "config": config,
         "name_to_load": name,
@@ -59,7 +60,7 @@ def evaluations_of(run: dict[str, Any]) -> LogEntries:
 
 def analysis_values(results: Path) -> dict[str, Any]:
     """The card's values about what the vectors encode: scores of layers, and the names of pictures."""
-    scores: dict[str, dict[str, float]] = {}
+    scores = {}
     pictures = []
     for path in sorted(results.glob("*.json")):
         result = read_json(path)
@@ -73,18 +74,22 @@ def analysis_values(results: Path) -> dict[str, Any]:
 
 def perplexity_result(run: dict[str, Any], evaluations: LogEntries) -> EvalResult:
     """The result that the Hub shows for the model."""
+    published = published_evaluation(evaluations, run["published_step"])
     return EvalResult(
         task_type="language-modeling",
         dataset_type="local",
         dataset_name=one_line(run["data"]["validation"]),
         metric_type="perplexity",
-        metric_value=round(published_evaluation(evaluations, run["published_step"])["perplexity"], 2),
+        metric_value=round(published["perplexity"], 2),
     )
 
 
 def published_evaluation(evaluations: LogEntries, step: int) -> dict[str, Any]:
     """The evaluation of the weights in the folder, or the last one if these weights were not evaluated."""
-    return next((entry for entry in evaluations if entry["step"] == step), evaluations[-1])
+    for entry in evaluations:
+        if entry["step"] == step:
+            return entry
+    return evaluations[-1]
 
 
 def pretraining_values(
@@ -93,10 +98,11 @@ def pretraining_values(
     """The card's values about the training; also draws its curve."""
     trainings = [*run.get("earlier_trainings", ()), run]
     speeds = [entry["words_per_second"] for entry in run["log"] if "words_per_second" in entry]
+    earlier_settings = run.get("earlier_settings", ())
     return {
         "has_curve": draw_curve(trainings, config, folder / "curve.png"),
-        "trainings": [training_values(training) for training in trainings],
-        "changed_at": [f"{settings['until_step']:,}" for settings in run.get("earlier_settings", ())],
+        "trainings": map(training_values, trainings),
+        "changed_at": [f"{settings['until_step']:,}" for settings in earlier_settings],
         "words_per_second": median(speeds) if speeds else None,
         **perplexity_values(run, evaluations),
     }
@@ -104,10 +110,12 @@ def pretraining_values(
 
 def training_values(run: dict[str, Any]) -> dict[str, Any]:
     """The row of a training in the table of several: how much it read, and its perplexity."""
-    last = max(run["log"], key=lambda entry: entry["step"], default={"step": 0, "epoch": 0.0})
+    last = max(run["log"], key=itemgetter("step"), default={"step": 0, "epoch": 0.0})
+    row = {"data": run["data"], **last, "perplexity": None}
     evaluations = evaluations_of(run)
-    evaluation = published_evaluation(evaluations, run["published_step"]) if evaluations else {}
-    return {"data": run["data"], **last, "perplexity": evaluation.get("perplexity")}
+    if evaluations:
+        row["perplexity"] = published_evaluation(evaluations, run["published_step"])["perplexity"]
+    return row
 
 
 def perplexity_values(run: dict[str, Any], evaluations: LogEntries) -> dict[str, Any]:
@@ -116,27 +124,29 @@ def perplexity_values(run: dict[str, Any], evaluations: LogEntries) -> dict[str,
         return {}
     start = evaluations[0]
     published = published_evaluation(evaluations, run["published_step"])
-    values: dict[str, Any] = {"perplexity": published, "perplexity_before": None, "lowest_of": None}
+    step = published["step"]
+    values: dict[str, Any] = {"perplexity": published}
     is_comparable = all(start[name] == published[name] for name in SAME_PROTOCOL)
-    if run["base_model"] and start["step"] == 0 < published["step"] and is_comparable:
+    if run["base_model"] and start["step"] == 0 < step and is_comparable:
         values["perplexity_before"] = start["perplexity"]
-    others = [entry["perplexity"] for entry in evaluations if entry["step"] not in (0, published["step"])]
-    if others and published["step"] == run["published_step"] and published["perplexity"] < min(others):
+    others = [entry["perplexity"] for entry in evaluations if entry["step"] not in (0, step)]
+    if others and step == run["published_step"] and published["perplexity"] < min(others):
         values["lowest_of"] = len(others) + 1  # a minimum is slightly too low, and the card says so
     return values
 
 
 def scores_by_layer(name: str, result: dict[str, Any]) -> dict[str, dict[str, float]]:
     """The scores in a result of `elmo senses`, `elmo probe` or `elmo pairs`, by title; other results have none."""
-    titled: dict[str, dict[str, float]] = {}
+    titled = {}
     if "same_sense" in result:
         scores = sense_scores(result)
-        else_first = ", else the first" if "first sense" in scores.get("disambiguation", ()) else ""
-        titled["nearest use has the same sense"] = scores.get("same_sense", {})
-        titled[f"sense with the nearest mean vector{else_first}"] = scores.get("disambiguation", {})
+        titled["nearest use has the same sense"] = scores["same_sense"]
+        if accuracies := scores.get("disambiguation"):
+            else_first = ", else the first" if "first sense" in accuracies else ""
+            titled[f"sense with the nearest mean vector{else_first}"] = accuracies
     elif "metric" in result:
-        for split, shares in probe_scores(result).items():  # of the test data, if there are any
-            titled = {f"{result['metric']} of a linear layer on {split}": shares}
+        for split, accuracies in probe_scores(result).items():  # of the test data, if there are any
+            titled = {f"{result['metric']} of a linear layer on {split}": accuracies}
     elif "both" in (result.get("all") or ()):
         titled["accuracy"] = {"both directions": result["all"]["both"]}
-    return {f"{name}: {title}": scores for title, scores in titled.items() if scores}
+    return {f"{name}: {title}": scores for title, scores in titled.items()}

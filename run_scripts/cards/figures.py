@@ -8,6 +8,7 @@ import math
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import wraps
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +23,7 @@ from .tables import ERRORS, layer_names
 logger = logging.get_logger(__name__)
 
 LogEntries = Sequence[dict[str, Any]]
-Curve = list[tuple[int, float]]  # steps and values
+Curve = tuple[list[int], list[float]]  # steps and values
 
 COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")  # Okabe and Ito's palette
 MARKERS = "os^Dv<>"
@@ -39,10 +40,12 @@ def picture(draw: Callable[..., Any]) -> Callable[..., bool]:
     @wraps(draw)
     def write(*given: Any) -> bool:
         *arguments, path = given
+        figure = None
+        reason = "its records have nothing to draw"
         try:
-            figure, reason = draw(*arguments), "its records have nothing to draw"
+            figure = draw(*arguments)
         except ImportError:
-            figure, reason = None, 'that needs matplotlib; pip install "modeling-elmo[train]"'
+            reason = 'that needs matplotlib; pip install "modeling-elmo[train]"'
         if figure is None:
             logger.warning(f"{path} is not drawn: {reason}")
             return False
@@ -64,31 +67,29 @@ def new_figure(width: float, height: float) -> Any:
 def draw_curve(trainings: Sequence[dict[str, Any]], config: ELMoConfig):
     """Held-out perplexity and training loss of a biLM's trainings, one after the other, over their steps."""
     log, ends = joined_log(trainings)
-    before = ends[-2] if len(ends) > 1 else 0
-    published_step = trainings[-1]["published_step"] + before
-    losses = {loss_kind(name, config): curve_of(log, name) for name in ("loss", "sampled_loss")}
-    perplexities = {label: curve_of(log, name) for name, label in DIRECTIONS.items()}
+    *starts, _ = [0, *ends]
+    published_step = trainings[-1]["published_step"] + starts[-1]
+    perplexities = curves_of(log, DIRECTIONS)
+    losses = curves_of(log, loss_names(config))
     panels = {}
-    if any(perplexities.values()):
+    if perplexities:
         panels["held-out perplexity (log scale)"] = perplexities
-    if any(losses.values()):
+    if losses:
         panels["training loss\n(nats per prediction)"] = losses
     if not panels:
         return None
     figure = new_figure(8, 0.5 + 2.75 * len(panels))
     axes = figure.subplots(len(panels), sharex=True, squeeze=False)[:, 0]
     for axis, (title, curves) in zip(axes, panels.items(), strict=True):
-        for label, curve in curves.items():
-            if curve:
-                steps, values = zip(*curve, strict=True)
-                axis.plot(steps, values, ".-", label=label, linewidth=1, markersize=4)
+        for label, (steps, values) in curves.items():
+            axis.plot(steps, values, ".-", label=label, linewidth=1, markersize=4)
         mark_step(axis, published_step, "--", "published")
-        for end in ends[:-1]:
-            mark_step(axis, end, ":", "trained further")
+        for start in starts[1:]:
+            mark_step(axis, start, ":", "trained further")
         axis.set_ylabel(title)
         axis.grid(alpha=0.3)
         axis.legend(fontsize=8)
-    if any(perplexities.values()):
+    if perplexities:
         axes[0].set_yscale("log")
         axes[0].yaxis.set_major_formatter("{x:,.6g}")
     axes[-1].set_xlabel("optimizer steps")
@@ -98,14 +99,16 @@ def draw_curve(trainings: Sequence[dict[str, Any]], config: ELMoConfig):
 
 def joined_log(trainings: Sequence[dict[str, Any]]) -> tuple[LogEntries, list[int]]:
     """The entries of all trainings, whose steps go on, and the last step of each training."""
-    log: list[dict[str, Any]] = []
-    ends: list[int] = []
+    log = []
+    ends = []
+    step = 0
     for training in trainings:
-        before = ends[-1] if ends else 0
+        start = step
         for entry in training["log"]:
-            if entry["step"] or not before:  # step 0 of a later training is the end of the one before
-                log.append({**entry, "step": entry["step"] + before})
-        ends.append(log[-1]["step"] if log else 0)
+            if entry["step"] or not start:  # step 0 of a later training is the end of the one before
+                step = start + entry["step"]
+                log.append({**entry, "step": step})
+        ends.append(step)
     return log, ends
 
 
@@ -113,15 +116,24 @@ def mark_step(axis, step: int, line: str, event: str):
     axis.axvline(step, color="0.5", linestyle=line, linewidth=1, label=f"{event}: step {step:,}")
 
 
-def loss_kind(name: str, config: ELMoConfig) -> str:
-    """The softmax that a loss in the log was computed with."""
-    if name == "sampled_loss":
-        return f"sampled softmax loss, {config.num_sampled:,} candidates"
-    return f"{'adaptive' if config.softmax_type == 'adaptive' else 'full'} softmax loss"
+def loss_names(config: ELMoConfig) -> dict[str, str]:
+    """The softmaxes of the losses in the log."""
+    softmax = "adaptive" if config.softmax_type == "adaptive" else "full"
+    return {
+        "loss": f"{softmax} softmax loss",
+        "sampled_loss": f"sampled softmax loss, {config.num_sampled:,} candidates",
+    }
 
 
-def curve_of(entries: LogEntries, name: str) -> Curve:
-    return [(entry["step"], entry[name]) for entry in entries if math.isfinite(entry.get(name, math.nan))]
+def curves_of(log: LogEntries, labels: Mapping[str, str]) -> dict[str, Curve]:
+    """The curves of some keys of the log. A key without finite values has none."""
+    curves = {}
+    for name, label in labels.items():
+        entries = [entry for entry in log if math.isfinite(entry.get(name, math.nan))]
+        if entries:
+            steps = [entry["step"] for entry in entries]
+            curves[label] = (steps, [entry[name] for entry in entries])
+    return curves
 
 
 @picture
@@ -130,10 +142,10 @@ def draw_layer_weights(records: Sequence[RunRecord]):
     weights = mean_layer_weights(records)
     if not weights:
         return None
-    matrix = np.column_stack(list(weights.values()))
+    matrix = np.column_stack([*weights.values()])
     names = layer_names(len(matrix))
     figure = new_figure(2.6 + 0.9 * len(weights), 1.5 + 0.6 * len(names))
-    axis = draw_shares(figure, matrix, names, list(weights), "weight of the layer")
+    axis = draw_shares(figure, matrix, names, [*weights], "weight of the layer")
     write_cells(axis, matrix, matrix, ".2f")
     axis.invert_yaxis()  # the first layer at the bottom, as in the network
     return figure
@@ -144,9 +156,12 @@ def draw_confusion(matrix: Sequence[Sequence[int]], labels: Sequence[str]):
     """Counts of texts by gold label (row) and predicted label (column); a shade is the share of the row."""
     counts = np.array(matrix)
     has_numbers = len(labels) <= MOST_NUMBERED_LABELS
-    size = 0.6 * len(labels) if has_numbers else min(max(9, 0.2 * len(labels)), 30)
+    size = 0.6 * len(labels)
+    if not has_numbers:
+        size = np.clip(0.2 * len(labels), 9, 30)
     figure = new_figure(size + 3.5, size + 2)
-    shares = counts / np.maximum(counts.sum(1, keepdims=True), 1)
+    texts = counts.sum(1, keepdims=True)
+    shares = counts / np.maximum(texts, 1)
     axis = draw_shares(figure, shares, labels, labels, "share of the gold label")
     if has_numbers:
         write_cells(axis, shares, counts, ",")
@@ -166,9 +181,9 @@ def draw_shares(figure, shares: np.ndarray, rows: Sequence[str], columns: Sequen
 
 def write_cells(axis, shares: np.ndarray, numbers: np.ndarray, form: str):
     """Writes a number in each cell of a matrix of shares."""
-    for (row, column), number in np.ndenumerate(numbers):
-        color = "white" if shares[row, column] > 0.6 else "black"
-        axis.text(column, row, format(number, form), ha="center", va="center", color=color, fontsize=9)
+    for place, number in np.ndenumerate(numbers):
+        color = "white" if shares[place] > 0.6 else "black"
+        axis.text(*place[::-1], format(number, form), ha="center", va="center", color=color, fontsize=9)
 
 
 @picture
@@ -178,11 +193,13 @@ def draw_ablation(records: Sequence[RunRecord]):
     splits = splits_of(records)
     figure = new_figure(7, 1.3 + 0.45 * len(arms))
     axis = figure.subplots()
+    rows = np.arange(len(arms))
+    middle = (len(splits) - 1) / 2
     for index, split in enumerate(splits):
         means, deviations = shown_scores(arms.values(), split)
-        heights = np.arange(len(arms)) + 0.2 * (index - (len(splits) - 1) / 2)
+        heights = rows + 0.2 * (index - middle)
         axis.errorbar(means, heights, xerr=deviations, label=split, linestyle="", **point_style(index), **ERROR_BARS)
-    axis.set_yticks(range(len(arms)), list(arms))
+    axis.set_yticks(rows, [*arms])
     axis.set_ylim(len(arms) - 0.5, -0.5)  # the first arm at the top
     style_scores(axis, "x", records[0]["metric"], splits)
     return figure
@@ -197,48 +214,47 @@ def draw_data_curve(records: Sequence[RunRecord]):
     figure = new_figure(6, 4)
     axis = figure.subplots()
     axis.set_xscale("log")
-    split = splits_of(records)[-1]
-    families: dict[str, dict[float, list[RunRecord]]] = defaultdict(dict)
-    for arm, runs in by_arm(records).items():
-        families[arm.partition("@")[0]][data_share(arm)] = runs
-    for index, (family, by_share) in enumerate(families.items()):
-        shares = sorted(by_share)
-        means, deviations = shown_scores([by_share[share] for share in shares], split)
-        axis.errorbar(shares, means, yerr=deviations, label=family, **point_style(index), **ERROR_BARS)
+    *_, split = splits_of(records)
+    families = defaultdict(list)
     labels = {}
-    for record in records:
-        share = data_share(record["arm"])
-        size = record.get("train_samples")
-        labels[share] = f"{100 * share:g} % ({size:,})" if size else f"{100 * share:g} %"
-    axis.set_xticks(list(labels), labels.values(), **SLANTED_LABELS)
+    for arm, runs in by_arm(records).items():
+        family, _, ending = arm.partition("@")
+        share = float(ending or 1)
+        families[family].append((share, runs))
+        size = runs[0].get("train_samples")
+        labels[share] = f"{100 * share:g} %"
+        if size:
+            labels[share] += f" ({size:,})"
+    for index, (family, arms) in enumerate(families.items()):
+        arms.sort(key=itemgetter(0))
+        shares, runs_of_shares = zip(*arms, strict=True)
+        means, deviations = shown_scores(runs_of_shares, split)
+        axis.errorbar(shares, means, yerr=deviations, label=family, **point_style(index), **ERROR_BARS)
+    axis.set_xticks([*labels], labels.values(), **SLANTED_LABELS)
     axis.minorticks_off()
     axis.set_xlabel("share of the training data (examples)")
     style_scores(axis, "y", records[0]["metric"], [split])
     return figure
 
 
-def data_share(arm: str) -> float:
-    """The share of the training data that the name of an arm ends in."""
-    return float(arm.partition("@")[2] or 1)
-
-
-def shown_scores(arms: Iterable[Sequence[RunRecord]], split: str) -> tuple[list[float], list[float]]:
+def shown_scores(arms: Iterable[Sequence[RunRecord]], split: str) -> tuple[Sequence[float], Sequence[float]]:
     """Mean and deviation of the scores of each arm on a split, in percent except for errors."""
-    means = []
-    deviations = []
+    shown = []
     for runs in arms:
         metric = runs[0]["metric"]
         scores = np.array(scores_on(runs, split, metric))
-        mean, deviation = mean_and_deviation(scores if metric in ERRORS else 100 * scores)
-        means.append(mean)
-        deviations.append(deviation)
+        if metric not in ERRORS:
+            scores *= 100
+        shown.append(mean_and_deviation(scores))
+    means, deviations = zip(*shown, strict=True)
     return means, deviations
 
 
 def point_style(index: int) -> dict[str, Any]:
     """A pair of color and marker; the first 49 differ."""
-    shift = index // len(COLORS)
-    return {"color": COLORS[index % len(COLORS)], "marker": MARKERS[(index + shift) % len(MARKERS)]}
+    shift, color = divmod(index, len(COLORS))
+    marker = (index + shift) % len(MARKERS)
+    return {"color": COLORS[color], "marker": MARKERS[marker]}
 
 
 def style_scores(axis, along: str, metric: str, splits: Sequence[str]):
@@ -264,19 +280,21 @@ def draw_map(vectors: np.ndarray, groups: Mapping[str, Sequence[int]]):
         groups: rows of `vectors` by label. A label that the font cannot draw becomes a number.
     """
     figure = new_figure(8, 5 + 0.2 * len(groups))
-    draw_plane(figure.subplots(), vectors, groups)
+    axis = figure.subplots()
+    draw_plane(axis, vectors, groups)
     figure.legend(loc="outside lower center", fontsize=8)
     return figure
 
 
 def draw_plane(axis, vectors: np.ndarray, groups: Mapping[str, Sequence[int]], size: int = 36):
-    points, shares = principal_plane(vectors)
+    points, (first, second) = principal_plane(vectors)
     axis.scatter(*points.T, s=10, color="0.8", label="_")
     for index, (label, rows) in enumerate(groups.items()):
         label = plain(label) if can_draw(label) else f"query {index + 1}"
-        axis.scatter(*points[list(rows)].T, s=size, label=label, **point_style(index))
-    axis.set_xlabel(f"first principal component ({shares[0]:.0%} of the variance)")
-    axis.set_ylabel(f"second ({shares[1]:.0%})")
+        group = points[list(rows)]
+        axis.scatter(*group.T, s=size, label=label, **point_style(index))
+    axis.set_xlabel(f"first principal component ({first:.0%} of the variance)")
+    axis.set_ylabel(f"second ({second:.0%})")
 
 
 @picture
@@ -290,27 +308,33 @@ def draw_change(pairs: Sequence[Mapping[str, Any]], is_series: bool, vectors: Ma
     """
     figure = new_figure(13, 6)
     panels = figure.subplot_mosaic([["apd", "map"], ["prt", "map"]], width_ratios=[1, 1.2])
-    labels = ["\n".join(map(plain, pair["groups"])) for pair in pairs]
     for name, title in MEASURES_OF_CHANGE.items():
-        draw_distances(panels[name], [pair[name] for pair in pairs], title, is_series)
-    panels["apd"].set_xticks(range(len(pairs)), [""] * len(pairs))
-    panels["prt"].set_xticks(range(len(pairs)), labels, **SLANTED_LABELS, fontsize=8)
+        distances = [pair[name] for pair in pairs]
+        draw_distances(panels[name], distances, title, is_series)
+    places = range(len(pairs))
+    labels = []
+    for pair in pairs:
+        groups = map(plain, pair["groups"])
+        labels.append("\n".join(groups))
+    panels["apd"].set_xticks(places, [""] * len(pairs))
+    panels["prt"].set_xticks(places, labels, **SLANTED_LABELS, fontsize=8)
     panels["apd"].legend(fontsize=8)
-    rows: dict[str, range] = {}
+    rows = {}
     end = 0
     for group, uses in vectors.items():
-        rows[group] = range(end, end + len(uses))
+        start = end
         end += len(uses)
-    draw_plane(panels["map"], np.concatenate(list(vectors.values())), rows, size=14)
-    figure.legend(*panels["map"].get_legend_handles_labels(), loc="outside right upper", fontsize=8)
+        rows[group] = range(start, end)
+    draw_plane(panels["map"], np.concatenate([*vectors.values()]), rows, size=14)
+    handles, labels = panels["map"].get_legend_handles_labels()
+    figure.legend(handles, labels, loc="outside right upper", fontsize=8)
     return figure
 
 
 def draw_distances(axis, distances: Sequence[Mapping[str, float]], title: str, is_series: bool):
     """Draws the distances of pairs of groups above bars, the range of random splits."""
-    observed = [distance["distance"] for distance in distances]
-    low = np.array([distance["random_5"] for distance in distances])
-    high = np.array([distance["random_95"] for distance in distances])
+    values = [(distance["distance"], distance["random_5"], distance["random_95"]) for distance in distances]
+    observed, low, high = np.transpose(values)
     places = range(len(distances))
     axis.bar(places, high - low, bottom=low, width=0.6, color="0.8", label="90 % of random splits")
     line = "-" if is_series else "none"
@@ -327,7 +351,9 @@ def principal_plane(vectors: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """
     centered = vectors - vectors.mean(0)
     _, sizes, components = np.linalg.svd(centered, full_matrices=False)
-    return centered @ components[:2].T, (sizes**2 / max((sizes**2).sum(), 1e-12))[:2]
+    variances = sizes**2
+    total = max(variances.sum(), 1e-12)
+    return centered @ components[:2].T, variances[:2] / total
 
 
 def plain(text: str) -> str:

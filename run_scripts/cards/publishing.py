@@ -46,15 +46,18 @@ NAME_IN_EXAMPLE = re.compile(r"^name = ['\"](.+)['\"]  # path of this folder.*$"
 
 def outputs_of(model, tokenizer, texts: list[str]) -> dict[str, torch.Tensor]:
     """The layers, logits and losses of a model of any of our classes. The clean process runs this source, too."""
-    kind, config = type(model).__name__, model.config
-    is_pair = kind == "ELMoForQuestionAnswering" or "Sequence" in kind and config.classifier == "esim"
-    inputs = tokenizer(texts, texts[::-1] if is_pair else None, padding=True, return_tensors="pt")
-    labels = {"labels": inputs["input_ids"]} if kind == "ELMoForPreTraining" else {}
+    kind = type(model).__name__
+    is_pair = kind == "ELMoForQuestionAnswering" or "Sequence" in kind and model.config.classifier == "esim"
+    others = texts[::-1] if is_pair else None
+    inputs = tokenizer(texts, others, padding=True, return_tensors="pt")
+    if kind == "ELMoForPreTraining":
+        inputs["labels"] = inputs["input_ids"]
     with torch.no_grad():
-        output = model.eval()(**inputs, **labels, output_hidden_states=True)
-    layers = {f"layer {number}": layer for number, layer in enumerate(output.get("hidden_states") or ())}
-    others = {name: output[name] for name in output if name.endswith(("logits", "_loss"))}
-    return {name: tensor.float().contiguous() for name, tensor in {**layers, **others}.items()}
+        output = model.eval()(**inputs, output_hidden_states=True)
+    outputs = {name: output[name] for name in output if name.endswith(("logits", "_loss"))}
+    for number, layer in enumerate(output.get("hidden_states") or ()):
+        outputs[f"layer {number}"] = layer
+    return {name: tensor.float().contiguous() for name, tensor in outputs.items()}
 
 
 CLEAN_PROCESS = """
@@ -99,7 +102,8 @@ class PushArguments(CardArguments):
 def assemble(arguments: PushArguments, folder: Path) -> Path:
     """Fills `folder` with the checkpoint and its results, and nothing else."""
     source = Path(arguments.model)
-    copied = [path for path in files_to_upload(source) if not any(map(Path(path).match, SAVED_FILES))]
+    paths = files_to_upload(source)
+    copied = [path for path in paths if not any(map(Path(path).match, SAVED_FILES))]
     refuse_outside_links(source, copied)
     for path in copied:
         if path.endswith(".json"):
@@ -111,8 +115,11 @@ def assemble(arguments: PushArguments, folder: Path) -> Path:
         raise ValueError(f"--dtype {arguments.dtype}: {arguments.model} is quantized; leave the option out.")
     stored = getattr(torch, arguments.dtype)
     # The configuration keeps float32, the precision in memory: half precision is for disks, not for CPUs.
-    weights = {name: value.to(stored) for name, value in model.state_dict().items() if value.is_floating_point()}
-    model.save_pretrained(folder, state_dict=model.state_dict() | weights)
+    weights = model.state_dict()
+    for name, value in weights.items():
+        if value.is_floating_point():
+            weights[name] = value.to(stored)
+    model.save_pretrained(folder, state_dict=weights)
     tokenizer.save_pretrained(folder)
     write = write_head_card if type(model).__name__ in PIPELINE_TAGS else write_bilm_card
     if write_card_facts(folder, arguments) or arguments.new_card or not (folder / "README.md").exists():
@@ -124,18 +131,21 @@ def assemble(arguments: PushArguments, folder: Path) -> Path:
 
 def renew_card(folder: Path, write: Callable[[Path, str], Path], arguments: PushArguments):
     """Writes the card again for the name of the repository. A card that is not what `write` makes stays."""
-    card, place = folder / "README.md", Path(arguments.model, "README.md")
+    card = folder / "README.md"
+    name = arguments.repo_id
     text = card.read_text(encoding="utf-8", errors="replace")
-    if (named := NAME_IN_EXAMPLE.search(text)) is None:
+    match = NAME_IN_EXAMPLE.search(text)
+    if match is None:
         return
-    write(folder, named[1])
+    write(folder, match[1])
     if card.read_text(encoding="utf-8") == text:
-        write(folder, arguments.repo_id)
+        write(folder, name)
         return
-    shutil.copyfile(place, card)
-    if named[1] != arguments.repo_id:
-        changed = f"{arguments.repo_id!r} in place of {named[1]!r}"
-        raise ValueError(f"{place} is not what its records give. Write {changed} there, or pass --new_card.")
+    original = Path(arguments.model, "README.md")
+    shutil.copyfile(original, card)
+    if match[1] != name:
+        changed = f"{name!r} in place of {match[1]!r}"
+        raise ValueError(f"{original} is not what its records give. Write {changed} there, or pass --new_card.")
 
 
 def load_published(source: str) -> tuple[ELMoPreTrainedModel, ELMoTokenizer]:
@@ -150,13 +160,18 @@ def load_published(source: str) -> tuple[ELMoPreTrainedModel, ELMoTokenizer]:
 
 def files_to_upload(folder: Path) -> list[str]:
     """The files of a checkpoint and its results, without the traces of its training."""
-    paths = {path for pattern in FILES_TO_UPLOAD for path in folder.glob(pattern) if path.is_file()}
-    return sorted(path.relative_to(folder).as_posix() for path in paths if not path.name.startswith("."))
+    names = set()
+    for pattern in FILES_TO_UPLOAD:
+        for path in folder.glob(pattern):
+            if path.is_file() and not path.name.startswith("."):
+                names.add(path.relative_to(folder).as_posix())
+    return sorted(names)
 
 
 def verify(folder: Path, arguments: PushArguments) -> str:
     """Loads `folder` in a clean process, runs the example of its card, and compares the outputs with those here."""
-    root, code = folder.parents[arguments.repo_id.count("/")], CLEAN_PROCESS % inspect.getsource(outputs_of)
+    root = folder.parents[arguments.repo_id.count("/")]
+    code = CLEAN_PROCESS % inspect.getsource(outputs_of)
     with tempfile.TemporaryDirectory() as home:
         environment = {name: value for name, value in os.environ.items() if not name.startswith(("PYTHON", "HF_"))}
         finished = subprocess.run(
@@ -169,7 +184,8 @@ def verify(folder: Path, arguments: PushArguments) -> str:
         )
     if finished.returncode:
         raise OSError(f"{folder.name} does not load, or its card's example fails:\n{finished.stderr.strip()}")
-    there, here = load_file(root / "outputs.safetensors"), outputs_of(*load_published(arguments.model), TEXTS)
+    there = load_file(root / "outputs.safetensors")
+    here = outputs_of(*load_published(arguments.model), TEXTS)
     difference, name = max((largest_difference(here[name], there[name]), name) for name in here)
     size = f"{difference:.1e} of the root mean square ({name})"
     comparison = f"its outputs differ from those of {arguments.model} by at most {size}"
@@ -188,15 +204,17 @@ def largest_difference(here: torch.Tensor, there: torch.Tensor) -> float:
 def missing_facts(folder: Path) -> list[str]:
     """Warnings about the card: a field that the Hub shows and searches by is missing, or the example is foreign."""
     try:
-        stated, facts = metadata_load(folder / "README.md") or {}, read_result(folder, "card")
+        stated = metadata_load(folder / "README.md") or {}
     except YAMLError as error:
         raise ValueError(f"The front matter of README.md is not YAML: {error}. Correct it.") from error
-    warnings = [
-        f"Warning: the card has no {field}. Pass it for a new card, as in `--{field} {value}`, or add a line such as "
-        f"`{field}: {value}` to the front matter of README.md."
-        for field, value in {"license": "cc-by-sa-4.0", "language": "en"}.items()
-        if not stated.get(field)
-    ]
+    warnings = []
+    for field, value in (("license", "cc-by-sa-4.0"), ("language", "en")):
+        if not stated.get(field):
+            warnings.append(
+                f"Warning: the card has no {field}. Pass it for a new card, as in `--{field} {value}`, or add a line "
+                f"such as `{field}: {value}` to the front matter of README.md."
+            )
+    facts = read_result(folder, "card")
     if facts.get("language", ["en"])[0] not in EXAMPLES and not facts.get("example"):
         warnings.append("Warning: the card's example is English. Pass --example with a text in the model's language.")
     return warnings
@@ -205,7 +223,8 @@ def missing_facts(folder: Path) -> list[str]:
 def refuse_outside_links(folder: Path, paths: list[str]):
     """Raises an error if a file is a link, or below a link, that leaves the folder."""
     for path in paths:
-        if not (target := (folder / path).resolve()).is_relative_to(folder.resolve()):
+        target = (folder / path).resolve()
+        if not target.is_relative_to(folder.resolve()):
             raise ValueError(f"{folder / path} is a link to {target}, outside the folder; copy the file or remove it.")
 
 

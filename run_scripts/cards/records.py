@@ -19,7 +19,7 @@ from ..program.files import read_json
 
 RunRecord = dict[str, Any]
 
-SPLITS = ("train", "validation", "test")  # in this order; other splits follow
+SPLITS = ("validation", "test")  # in this order; training data is not scored
 BASELINE_NAME = "baseline"  # the arm without ELMo
 NEEDED_KEYS = ("task", "arm", "seed", "metric", "metrics")
 
@@ -39,7 +39,7 @@ def read_record(path: Path) -> RunRecord:
 
 def by_arm(records: Iterable[RunRecord]) -> dict[str, list[RunRecord]]:
     """The records of each arm, in the order of their first records. A mean over wrong ones is refused."""
-    arms: dict[str, list[RunRecord]] = defaultdict(list)
+    arms = defaultdict(list)
     for record in records:
         arms[record["arm"]].append(record)
     for arm, runs in arms.items():
@@ -65,42 +65,41 @@ def has_baseline(records: Iterable[RunRecord]) -> bool:
 
 
 def splits_of(records: Iterable[RunRecord]) -> list[str]:
-    present: set[str] = set()
+    present = set()
     for record in records:
         present.update(record["metrics"])
-    known = [split for split in SPLITS if split in present]
-    return known + sorted(present.difference(SPLITS))
+    return [split for split in SPLITS if split in present]
 
 
 def last_metrics(record: RunRecord) -> dict[str, Any]:
     """What was measured on the last split of a run: its test data if it has any."""
-    return record["metrics"][splits_of([record])[-1]]
+    *_, last = splits_of([record])
+    return record["metrics"][last]
 
 
 def numbers_on(record: RunRecord, split: str) -> dict[str, float]:
     """The scores of a run on a split, without tables such as `per_type`."""
-    metrics = record["metrics"].get(split, {})
-    return {name: value for name, value in metrics.items() if isinstance(value, (int, float))}
+    metrics = record["metrics"].get(split, {}).items()
+    return {name: value for name, value in metrics if isinstance(value, (int, float))}
 
 
 def score_names(record: RunRecord) -> set[str]:
     """The scores that a run has, each with its split."""
-    return {f"{split} {name}" for split in record["metrics"] for name in numbers_on(record, split)}
+    names = set()
+    for split in record["metrics"]:
+        names.update(f"{split} {name}" for name in numbers_on(record, split))
+    return names
 
 
 def scores_on(records: Iterable[RunRecord], split: str, metric: str) -> list[float]:
     """The scores of those runs that have them."""
-    scores = []
-    for record in records:
-        numbers = numbers_on(record, split)
-        if metric in numbers:
-            scores.append(numbers[metric])
-    return scores
+    numbers = [numbers_on(record, split) for record in records]
+    return [scores[metric] for scores in numbers if metric in scores]
 
 
 def metrics_on(records: Iterable[RunRecord], split: str) -> list[str]:
     """The metrics that any run has on a split."""
-    metrics: dict[str, float] = {}
+    metrics = {}
     for record in records:
         metrics |= numbers_on(record, split)
     return list(metrics)
@@ -110,7 +109,8 @@ def best_record(records: Iterable[RunRecord]) -> RunRecord:
     """The run with the best score on its first split: validation, or test if there is no other."""
 
     def first_score(record: RunRecord) -> float:
-        return record["metrics"][splits_of([record])[0]][record["metric"]]
+        first, *_ = splits_of([record])
+        return record["metrics"][first][record["metric"]]
 
     return max(records, key=first_score)
 
@@ -119,24 +119,26 @@ def mean_and_deviation(scores: Sequence[float] | np.ndarray) -> tuple[float, flo
     """The mean, NaN without scores, and the sample standard deviation, 0 of one score."""
     if len(scores) == 0:
         return np.nan, 0.0
+    mean = float(np.mean(scores))
     deviation = float(np.std(scores, ddof=1)) if len(scores) > 1 else 0.0
-    return float(np.mean(scores)), deviation
+    return mean, deviation
 
 
 def mean_layer_weights(records: Iterable[RunRecord]) -> dict[str, np.ndarray]:
     """Mean layer weights by place where ELMo enters, by arm, or by both, as needed to tell them apart."""
-    groups: dict[tuple[str, str], list[list[float]]] = defaultdict(list)
+    groups = defaultdict(list)
     for record in records:
+        arm = record["arm"]
         for place, weights in record.get("layer_weights", {}).items():
-            groups[record["arm"], place].append(weights)
+            groups[arm, place].append(weights)
     arms = {arm for arm, _ in groups}
     places = {place for _, place in groups}
     means = {}
-    for (arm, place), group in groups.items():
+    for (arm, place), weights in groups.items():
         label = f"{arm}, {place}"
         if len(arms) == 1:
             label = place
         elif len(places) == 1:
             label = arm
-        means[label] = np.mean(group, axis=0)
+        means[label] = np.mean(weights, axis=0)
     return means

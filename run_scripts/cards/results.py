@@ -13,28 +13,32 @@ def report(records: Sequence[RunRecord], folder: Path, ablation: str | None = No
     """Prints the tables of all runs, and writes them to `results/` with the records and figures."""
     name = write_results(folder, records, ablation)
     results = folder / "results"
+    picture = results / f"{name}.png"
     print(summary_table(records))
     scores = score_table(records)
     if scores:
         print(f"\n{scores}")
     if any(record["layer_weights"] for record in records):
         draw_layer_weights(records, results / f"{name}_layer_weights.png")
+    arms = {record["arm"] for record in records}
     if ablation == "data":
-        draw_data_curve(records, results / f"{name}.png")
-    elif len({record["arm"] for record in records}) > 1:
-        draw_ablation(records, results / f"{name}.png")
-    metrics = last_metrics(best_record(records))
+        draw_data_curve(records, picture)
+    elif len(arms) > 1:
+        draw_ablation(records, picture)
+    best = best_record(records)
+    metrics = last_metrics(best)
     if "confusion" in metrics:
-        draw_confusion(metrics["confusion"], list(metrics["per_label"]), results / f"{name}_confusion.png")
+        draw_confusion(metrics["confusion"], [*metrics["per_label"]], results / f"{name}_confusion.png")
     print(f"{results}: {name}.json, {name}.md and figures")
 
 
 def write_results(folder: Path, records: Sequence[RunRecord], ablation: str | None = None) -> str:
     """Writes `results/NAME.json`, the records, and `results/NAME.md`, their tables; returns NAME."""
-    name = records[0]["task"]
+    first = records[0]
+    name = first["task"]
     if ablation:
         name += f"_{ablation}"
-    if "ensemble" in records[0].get("settings", ()):
+    if "ensemble" in first.get("settings", ()):
         name += "_ensemble"
     results = folder / "results"
     tables = results_report(name, records)

@@ -3,6 +3,7 @@
 import re
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -51,11 +52,14 @@ def summary_table(records: Sequence[RunRecord]) -> str:
     for arm, runs in arms.items():
         row = [arm, str(len(runs))]
         for split in splits:
-            row.append(score_cell(scores_on(runs, split, metric), metric))
+            scores = scores_on(runs, split, metric)
+            row.append(score_cell(scores, metric))
         if shows_gain:
             baseline = baseline_of(arm, arms)
-            before = [] if arm == baseline else scores_on(arms.get(baseline, []), last, metric)
-            row.append(gain_cell(before, scores_on(runs, last, metric), metric))
+            compared = arms.get(baseline, []) if arm != baseline else []
+            before = scores_on(compared, last, metric)
+            after = scores_on(runs, last, metric)
+            row.append(gain_cell(before, after, metric))
         rows.append(row)
     return markdown_table(rows)
 
@@ -73,11 +77,13 @@ def score_table(records: Sequence[RunRecord]) -> str:
     metrics = metrics_on(records, split)
     if len(metrics) < 2:
         return ""
-    rows = [[f"network, on {split}", *map(spaced, metrics)]]
+    columns = map(spaced, metrics)
+    rows = [[f"network, on {split}", *columns]]
     for arm, runs in by_arm(records).items():
         row = [arm]
         for metric in metrics:
-            row.append(score_cell(scores_on(runs, split, metric), metric))
+            scores = scores_on(runs, split, metric)
+            row.append(score_cell(scores, metric))
         rows.append(row)
     return markdown_table(rows)
 
@@ -92,7 +98,9 @@ def score_cell(scores: Sequence[float], metric: str) -> str:
         return ""
     mean, deviation = mean_and_deviation(scores)
     cell = format_score(mean, metric)
-    return f"{cell} ± {format_score(deviation, metric)}" if len(scores) > 1 else cell
+    if len(scores) > 1:
+        cell += f" ± {format_score(deviation, metric)}"
+    return cell
 
 
 def format_score(value: float | np.floating, metric: str) -> str:
@@ -114,11 +122,12 @@ def gain_cell(baseline: Sequence[float], scores: Sequence[float], metric: str) -
 
 
 def results_report(name: str, records: Sequence[RunRecord]) -> str:
-    metric = records[0]["metric"]
+    first = records[0]
+    metric = first["metric"]
     unit = "" if metric in ERRORS else ", in percent"
     parts = [
         f"# {name}",
-        f"Task `{records[0]['task']}`: {metric}{unit}; mean ± sample standard deviation over the runs, one per seed.",
+        f"Task `{first['task']}`: {metric}{unit}; mean ± sample standard deviation over the runs, one per seed.",
         summary_table(records),
     ]
     if has_baseline(records):
@@ -131,14 +140,16 @@ def results_report(name: str, records: Sequence[RunRecord]) -> str:
         parts += ["## Layer weights", "Softmax-normalized, mean over the runs.", layer_table(weights)]
     types = type_table(records)
     if types:
-        parts += ["## By type", f"F1 on {splits_of([records[0]])[-1]}, in percent, mean over the runs.", types]
-    return "\n\n".join([*parts, "## Runs", run_table(records, metric)])
+        *_, split = splits_of([first])
+        parts += ["## By type", f"F1 on {split}, in percent, mean over the runs.", types]
+    parts += ["## Runs", run_table(records, metric)]
+    return "\n\n".join(parts)
 
 
 def type_table(records: Sequence[RunRecord]) -> str:
     """F1 of each type of entity, tag or label on the last split: a row per type, a column per arm."""
-    counts: dict[str, int] = {}
-    f1_scores: dict[tuple[str, str], list[float]] = defaultdict(list)
+    counts = {}
+    f1_scores = defaultdict(list)
     for record in records:
         metrics = last_metrics(record)
         types = metrics.get("per_type") or metrics.get("per_label") or {}
@@ -153,7 +164,8 @@ def type_table(records: Sequence[RunRecord]) -> str:
         row = [name, f"{count:,}"]
         for arm in arms:
             scores = f1_scores[name, arm]
-            row.append(format_score(np.mean(scores), "f1") if scores else "")
+            cell = format_score(np.mean(scores), "f1") if scores else ""
+            row.append(cell)
         rows.append(row)
     return markdown_table(rows)
 
@@ -161,48 +173,52 @@ def type_table(records: Sequence[RunRecord]) -> str:
 def run_table(records: Sequence[RunRecord], metric: str) -> str:
     """A row per run: its score on each split, and its size and time if they were recorded."""
     splits = splits_of(records)
-    rows = [["network", "seed", *splits, *map(spaced, OPTIONAL_COLUMNS)]]
+    columns = map(spaced, OPTIONAL_COLUMNS)
+    rows = [["network", "seed", *splits, *columns]]
     for record in records:
         row = [record["arm"], str(record["seed"])]
         for split in splits:
-            score = record["metrics"].get(split, {}).get(metric)
-            row.append("" if score is None else format_score(score, metric))
+            scores = scores_on([record], split, metric)
+            row.append(score_cell(scores, metric))
         for name, form in OPTIONAL_COLUMNS.items():
-            value = record.get(name)
-            row.append("" if value is None else format(value, form))
+            cell = format(record[name], form) if name in record else ""
+            row.append(cell)
         rows.append(row)
     return markdown_table(rows)
 
 
 def layer_names(count: int) -> list[str]:
-    return ["token layer", *(f"biLSTM {number}" for number in range(1, count))]
+    lstms = [f"biLSTM {number}" for number in range(1, count)]
+    return ["token layer", *lstms]
 
 
 def layer_table(weights: dict[str, np.ndarray]) -> str:
     layers = np.transpose(list(weights.values()))
+    names = layer_names(len(layers))
     rows = [["layer", *weights]]
-    for name, layer in zip(layer_names(len(layers)), layers, strict=True):
-        rows.append([name, *(f"{weight:.3f}" for weight in layer)])
+    for name, layer in zip(names, layers, strict=True):
+        cells = [f"{weight:.3f}" for weight in layer]
+        rows.append([name, *cells])
     return markdown_table(rows)
 
 
 def sense_scores(result: dict[str, Any]) -> dict[str, dict[str, float]]:
     """The scores in a result of `elmo senses`: by measure, then by layer and baseline."""
-    measures = {}
+    measures: dict[str, dict[str, float]] = {}
     for measure in ("same_sense", "disambiguation"):
-        scores = result.get(measure, {})
-        if scores:
-            measures[measure] = {place: score for place, score in scores.items() if place not in NO_SCORES}
+        if measure in result:
+            scores = result[measure].items()
+            measures[measure] = {place: score for place, score in scores if place not in NO_SCORES}
     return measures
 
 
 def probe_scores(result: dict[str, Any]) -> dict[str, dict[str, float]]:
     """The scores in a result of `elmo probe`: by split, then by layer and baseline."""
     splits = {}
-    for split in SPLITS[1:]:
-        layers = result.get(split, {}).get("scores", {})
-        if layers:
-            splits[split] = {place: scores[result["metric"]] for place, scores in layers.items()}
+    for split in SPLITS:
+        if split in result:
+            scores = result[split]["scores"].items()
+            splits[split] = {place: metrics[result["metric"]] for place, metrics in scores}
     return splits
 
 
@@ -219,18 +235,20 @@ def probe_table(result: dict[str, Any], paper: dict[str, Any] | None = None) -> 
 
 def percent_table(corner: str, columns: Mapping[str, dict[str, float]], paper: dict[str, Any] | None) -> str:
     """Columns of scores by the name of their row, in percent; the paper's scores are shown as they are."""
-    rows: dict[str, list[str]] = {}
-    for scores in columns.values():
-        rows |= {name: [name] for name in scores}
-    for scores in columns.values():
-        for name, row in rows.items():
-            row.append(f"{100 * scores[name]:.1f}" if name in scores else "")
     header = [corner, *columns]
     if paper is not None:
         header.append(f"the paper: {paper['task']}")
-        for name, row in rows.items():
+    names = dict.fromkeys(chain.from_iterable(columns.values()))
+    rows = []
+    for name in names:
+        row = [name]
+        for scores in columns.values():
+            cell = f"{100 * scores[name]:.1f}" if name in scores else ""
+            row.append(cell)
+        if paper is not None:
             row.append(str(paper.get(name, "")))
-    return markdown_table([header, *rows.values()])
+        rows.append(row)
+    return markdown_table([header, *rows])
 
 
 def one_line(value: Any, most: int = MOST_ITEMS) -> str:
@@ -249,25 +267,32 @@ def escape_markdown(value: Any) -> str:
 def link_or_text(value: Any) -> str:
     """The value as a link if it is an address, else as plain text."""
     text = one_line(value)
-    return f"<{text}>" if re.fullmatch(r"https?://[^\s<>]+", text) else escape_markdown(text)
+    is_link = re.fullmatch(r"https?://[^\s<>]+", text)
+    return f"<{text}>" if is_link else escape_markdown(text)
 
 
 def code_span(value: Any) -> str:
     """The value as inline code. The fence is longer than every run of backticks in the value."""
     text = one_line(value)
-    fence = "`" * (1 + max(map(len, re.findall("`+", text)), default=0))
+    fence = "`"
+    while fence in text:
+        fence += "`"
     space = " " if text.startswith("`") or text.endswith("`") else ""
     return f"{fence}{space}{text}{space}{fence}"
 
 
 def markdown_table(rows: Sequence[Sequence[str]]) -> str:
     """A table with aligned columns. The first row is the header; the first column is left-aligned, the others right."""
-    header, *body = [[escape_markdown(cell) for cell in row] for row in rows]
-    widths = [max(3, *map(len, column)) for column in zip(header, *body, strict=True)]
+    table = [list(map(escape_markdown, row)) for row in rows]
+    widths = []
+    for column in zip(*table, strict=True):
+        lengths = map(len, column)
+        widths.append(max(3, *lengths))
     rule = [(width - 1) * "-" + ":" for width in widths]
     rule[0] = widths[0] * "-"
+    table.insert(1, rule)
     lines = []
-    for first, *others in [header, rule, *body]:
+    for first, *others in table:
         cells = [first.ljust(widths[0])]
         cells += map(str.rjust, others, widths[1:])
         lines.append(f"| {' | '.join(cells)} |")
