@@ -12,6 +12,7 @@ from itertools import chain, product
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
+import numpy as np
 import torch
 from datasets import Dataset, concatenate_datasets
 from transformers import DataCollatorWithPadding, EarlyStoppingCallback
@@ -91,15 +92,16 @@ def experiment_arms(ablation: str | None, compare_baseline: bool, use_elmo: bool
     if ablation is None:
         arms = [Arm("elmo", {})]
     elif ablation == "each_layer":
-        arms = [Arm(name, {"scalar_mix_mode": number}) for number, name in enumerate(layer_names(num_layers + 1))]
+        names = layer_names(num_layers + 1)
+        arms = [Arm(name, {"scalar_mix_mode": number}) for number, name in enumerate(names)]
     else:
         arms = ABLATIONS[ablation]
     if not compare_baseline:
         return arms
     if ablation != "data":
         return [BASELINE, *arms]
-    shares = [arm.fraction for arm in arms]
-    return arms + [BASELINE._replace(name=f"baseline@{share}", fraction=share) for share in shares]
+    baselines = [BASELINE._replace(name=f"baseline@{arm.fraction}", fraction=arm.fraction) for arm in arms]
+    return arms + baselines
 
 
 @dataclass(kw_only=True)
@@ -164,7 +166,7 @@ def check_options(task: Task, head: HeadArguments, arguments: ExperimentArgument
     for is_made, message in mistakes:
         if is_made:
             raise ValueError(message)
-    task.check_splits(is_trained=not arguments.ensemble)
+    task.check_splits(is_trained=not ensemble)
 
 
 def is_same_model(begun: dict[str, Any], settings: dict[str, Any]) -> bool:
@@ -190,10 +192,11 @@ class Experiment:
         self.trainer_arguments = self.training.for_trainer(self.task.metric, "validation" in self.task.data)
         self.word_vectors = self.head.read_word_vectors()
         num_layers = load_pretrained(ELMoConfig, self.head.model_name_or_path).num_hidden_layers
-        options = (self.arguments.ablation, self.arguments.compare_baseline, self.head.use_elmo)
-        self.arms = experiment_arms(*options, num_layers)
+        arguments = self.arguments
+        self.arms = experiment_arms(arguments.ablation, arguments.compare_baseline, self.head.use_elmo, num_layers)
+        first = self.training.seed
         # All arms of a seed, so that a stopped experiment has compared them.
-        self.members = list(product(range(self.training.seed, self.training.seed + self.arguments.seeds), self.arms))
+        self.members = list(product(range(first, first + arguments.seeds), self.arms))
 
     def run(self) -> list[RunRecord]:
         """Trains the missing models, and returns the record of each, which is in the file once the model is whole."""
@@ -202,9 +205,10 @@ class Experiment:
                 self.task.model_class(task_config(self.task, self.head, len(SPECIAL_WORDS) + 1, None, **arm.overrides))
         for seed, arm in self.members:
             self._check_settings(arm, seed)
-        records: list[RunRecord] = []
+        records = []
         for seed, arm in self.members:
-            records.append(self._found(arm, seed) or self._train(arm, seed))
+            record = self._finished(arm, seed) or self._train(arm, seed)
+            records.append(record)
             if self.training.process_index == 0:
                 add_records(self.folder, records)
                 if arm is self.arms[-1]:
@@ -229,10 +233,11 @@ class Experiment:
     def _folder_of(self, arm: str, seed: int) -> Path:
         inner = self.folder / re.sub(r"\W+", "-", arm) / f"seed-{seed}"
         first = self.folder / "record.json"  # of an experiment that had one model
-        if first.is_file() and is_member(read_record(first), arm, seed):
-            return self.folder
-        is_alone = len(self.members) == 1 and not first.is_file() and not (inner / "record.json").is_file()
-        return self.folder if is_alone else inner
+        if first.is_file():
+            is_outer = is_member(read_record(first), arm, seed)
+        else:
+            is_outer = len(self.members) == 1 and not (inner / "record.json").is_file()
+        return self.folder if is_outer else inner
 
     def _recorded(self, arm: Arm, seed: int) -> RunRecord | None:
         _, records = read_records(self.folder)
@@ -241,13 +246,14 @@ class Experiment:
                 return record
         return None
 
-    def _found(self, arm: Arm, seed: int) -> RunRecord | None:
+    def _finished(self, arm: Arm, seed: int) -> RunRecord | None:
         """The record of a model that was trained before, here or with the same settings in another experiment."""
+        is_main = self.training.process_index == 0
         with self.training.main_process_first(desc="looking for the model"):  # the others see what it finds
-            if self.training.process_index == 0 and self._recorded(arm, seed) is None:
+            if is_main and self._recorded(arm, seed) is None:
                 self._look_for(arm, seed)
             record = self._recorded(arm, seed)
-        if record is not None and self.training.process_index == 0:
+        if is_main and record is not None:
             print(f"{self._folder_of(arm.name, seed)} is finished; its recorded scores are used.", flush=True)
         return record
 
@@ -258,17 +264,18 @@ class Experiment:
         """
         folder = self._folder_of(arm.name, seed)
         settings = without_folders(self._settings(arm, seed))
-        places = [self.folder, *map(Path, self.arguments.reuse_from or [])]
-        for record, other in chain.from_iterable(map(known_records, places)):
+        places = map(Path, self.arguments.reuse_from or [])
+        for record, other in chain.from_iterable(map(known_records, [self.folder, *places])):
             if not is_same_model(record.get("settings", {}), settings):
                 continue
-            record = {name: value for name, value in record.items() if name not in ("best_of", "best_on")}
             record["arm"] = arm.name
+            record.pop("best_of", None)
+            record.pop("best_on", None)
             if other is not None and other != folder:
                 folder.mkdir(parents=True, exist_ok=True)
                 for file in other.iterdir():
                     if file.is_file() and file.name not in NOT_COPIED:
-                        shutil.copy2(file, folder / file.name)
+                        shutil.copy2(file, folder)
                 write_run(folder, record, self.arguments, self.training)
                 print(f"{folder} is a copy of {other}, which has the same settings.", flush=True)
             add_records(self.folder, [record])
@@ -276,11 +283,13 @@ class Experiment:
 
     def _check_settings(self, arm: Arm, seed: int):
         folder = self._folder_of(arm.name, seed)
+        path = folder / SETTINGS
         settings = without_folders(self._settings(arm, seed))
-        if record := self._recorded(arm, seed):
+        record = self._recorded(arm, seed)
+        if record:
             begun = record["settings"]
         elif holds_model(folder):
-            begun = read_json(folder / SETTINGS) if (folder / SETTINGS).exists() else {}
+            begun = read_json(path) if path.exists() else {}
         else:  # a new model of the arm: only its seed may differ, or its fold
             folder = self.folder
             _, records = read_records(folder)
@@ -309,29 +318,30 @@ class Experiment:
     @cached_property
     def _digests(self) -> dict[bool, dict[str, str]]:
         """The digests of what a model reads, with ELMo and without: a file may change and keep its name."""
-        digests = {"data_digest": data_digest(self.task)}
+        shared = {"data_digest": data_digest(self.task)}
         if self.word_vectors is not None:
-            parts = (json.dumps(self.word_vectors.words).encode(), self.word_vectors.vectors.tobytes())
-            digests["word_vectors_digest"] = digest(parts)
-        name = self.head.model_name_or_path
-        return {
-            use_elmo: digests | {"model_digest": model_digest(name, is_baseline=not use_elmo)}
-            for use_elmo in (True, False)
-        }
+            words, vectors = self.word_vectors
+            shared["word_vectors_digest"] = digest([json.dumps(words).encode(), vectors.tobytes()])
+        digests = {}
+        for use_elmo in (True, False):
+            of_model = model_digest(self.head.model_name_or_path, is_baseline=not use_elmo)
+            digests[use_elmo] = shared | {"model_digest": of_model}
+        return digests
 
     def _train(self, arm: Arm, seed: int) -> RunRecord:
         folder = self._folder_of(arm.name, seed)
+        settings = self._settings(arm, seed)
         begun = last_checkpoint(folder)
         start = time.monotonic() if begun is None else None
         if begun is None and self.training.process_index == 0:
-            write_json(folder / SETTINGS, without_folders(self._settings(arm, seed)))
-        share = training_share(len(self.task.data["train"]), arm.fraction)
-        train = self.task.data["train"].select(share)
-        tokenizer = task_tokenizer(self.task, self.head, train, self.word_vectors)
+            write_json(folder / SETTINGS, without_folders(settings))
+        train = self.task.data["train"]
+        share = training_share(len(train), arm.fraction)
+        tokenizer = task_tokenizer(self.task, self.head, train.select(share), self.word_vectors)
         splits = self._encoded(tokenizer)
-        chosen = set(share)
         numbers = splits["train"]["example_number"]
-        splits["train"] = splits["train"].select([row for row, number in enumerate(numbers) if number in chosen])
+        rows = np.flatnonzero(np.isin(numbers, list(share)))
+        splits["train"] = splits["train"].select(rows)
         store = self.features if arm.overrides.get("use_elmo", True) else None
         changes: dict[str, Any] = {
             "output_dir": str(folder),
@@ -345,7 +355,7 @@ class Experiment:
         callbacks = None if patience is None else [EarlyStoppingCallback(patience)]
         inputs = arguments, tokenizer, splits, self.word_vectors, begun, store, callbacks
         trainer = train_task(self.task, self.head, *inputs, **arm.overrides)
-        record = run_record(trainer, self.task, splits, self._settings(arm, seed), start)
+        record = run_record(trainer, self.task, splits, settings, start)
         record |= {"arm": arm.name, "train_samples": len(share)}
         if trainer.is_world_process_zero():
             write_run(folder, record, self.arguments, self.training)
@@ -364,13 +374,15 @@ class Experiment:
         """The frozen biLM's layers for all texts, if they are to be cached."""
         if not self.arguments.cache_features:
             return None
-        tokenizer = load_pretrained(ELMoTokenizer, self.head.model_name_or_path)
+        name = self.head.model_name_or_path
+        tokenizer = load_pretrained(ELMoTokenizer, name)
         config = task_config(self.task, self.head, len(tokenizer), None)
-        model = load_pretrained(ELMoModel, self.head.model_name_or_path, config=config, dtype=torch.float32)
+        model = load_pretrained(ELMoModel, name, config=config, dtype=torch.float32)
         model.to(self.training.device)
         splits = self._encoded(tokenizer).values()
-        columns = set.intersection(*(set(rows.column_names) for rows in splits)) - {*self.task.head_columns}
-        all_rows = concatenate_datasets([rows.select_columns(sorted(columns)) for rows in splits])
+        shared = set.intersection(*(set(rows.column_names) for rows in splits))
+        columns = sorted(shared.difference(self.task.head_columns))
+        all_rows = concatenate_datasets([rows.select_columns(columns) for rows in splits])
         with self.training.main_process_first(desc="computing the biLM's layers"):
             return feature_store(self.folder / "features", model, all_rows, DataCollatorWithPadding(tokenizer))
 
@@ -384,7 +396,8 @@ def known_records(folder: Path) -> Iterator[tuple[RunRecord, Path | None]]:
     for path in files_named("record.json", folder):
         yield read_record(path), path.parent
     for path in files_named(RECORDS, folder):
-        for record in read_records(path.parent)[1]:
+        _, records = read_records(path.parent)
+        for record in records:
             yield record, None
 
 
@@ -404,7 +417,10 @@ def ensemble_record(task: Task, folders: Sequence[str], training: TaskTrainingAr
     if len({*map(os.path.realpath, folders)}) < len(folders):
         raise ValueError(f"--ensemble {' '.join(folders)} has a model twice; pass it once.")
     members = [member_outputs(task, folder, training) for folder in folders]
-    outputs = {split: average_outputs(task, [member[split] for member in members], folders) for split in members[0]}
+    outputs = {}
+    for split in members[0]:
+        of_split = [member[split] for member in members]
+        outputs[split] = average_outputs(task, of_split, folders)
     path = Path(training.output_dir, "results", "ensemble")
     return {
         "task": task.name,
@@ -420,11 +436,12 @@ def ensemble_record(task: Task, folders: Sequence[str], training: TaskTrainingAr
 def member_outputs(task: Task, folder: str, training: TaskTrainingArguments) -> dict[str, SplitOutput]:
     check_model(folder)
     model = load_pretrained(task.model_class, folder, dtype=torch.float32)
-    labels = task.config.get("label2id", model.config.label2id)
-    if model.config.label2id != labels or model.num_labels != len(labels):
+    trained_for = model.config.label2id
+    labels = task.config.get("label2id", trained_for)
+    if trained_for != labels or model.num_labels != len(labels):
         raise ValueError(
-            f"--ensemble {folder} has the labels {sorted(model.config.label2id)}, but the data has {sorted(labels)}; "
-            "pass models that were trained for these labels."
+            f"--ensemble {folder} has the labels {sorted(trained_for)}, but the data has {sorted(labels)}; pass "
+            "models that were trained for these labels."
         )
     tokenizer = load_pretrained(ELMoTokenizer, folder)
     arguments = training.for_trainer(task.metric, has_validation=False)
@@ -437,8 +454,9 @@ def average_outputs(task: Task, members: Sequence[SplitOutput], folders: Sequenc
     first = members[0]
     columns = [name for name in TOKENIZATION_COLUMNS if name in first.rows.column_names]
     for folder, member in zip(folders, members, strict=True):
-        if any(list(member.rows[name]) != list(first.rows[name]) for name in columns):
-            raise ValueError(
-                f"--ensemble {folder} tokenizes differently from {folders[0]}; pass models with one tokenization."
-            )
+        for name in columns:
+            if list(member.rows[name]) != list(first.rows[name]):
+                raise ValueError(
+                    f"--ensemble {folder} tokenizes differently from {folders[0]}; pass models with one tokenization."
+                )
     return first._replace(logits=task.average([member.logits for member in members]))

@@ -22,6 +22,7 @@ from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
+from itertools import compress
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -35,7 +36,7 @@ from ..program.command_line import option
 from ..program.files import read_json, write_lines
 from ..program.models import check_model, model_digest
 from ..program.processes import sole_run
-from .experiment import ABLATIONS, Arm, experiment_arms
+from .experiment import ABLATIONS, experiment_arms
 from .paper_page import PlanEntry, page_parts, paper_page, update_page
 from .reports import PLAN_OUTPUT, read_records, write_records
 
@@ -81,9 +82,15 @@ class PlannedExperiment(NamedTuple):
 
     def is_finished(self) -> bool:
         planned, results = read_records(self.folder)
+        if planned is None:
+            return False
         if not self.arms:
-            return planned is not None and bool(results)
-        return planned is not None and self.models_found(results) == len(self.arms) * self.runs
+            return bool(results)
+        return self.models_found(results) == self.models
+
+    @property
+    def models(self) -> int:
+        return len(self.arms) * self.runs
 
     def models_found(self, records: Sequence[dict[str, Any]]) -> int:
         """How many of the planned models have records."""
@@ -109,21 +116,22 @@ def run_plan(arguments: PaperArguments) -> list[dict[str, Any]]:
     output = Path(arguments.output_dir)
     digest = model_digest(arguments.model_name_or_path)
     check_begun(plan, output, digest)
-    chosen = plan
-    if arguments.only is not None:
-        chosen = [entry for entry in plan if entry["name"] in arguments.only]
-    experiments = [planned(entry, arguments, digest) for entry in chosen]
+    experiments = []
+    for entry in plan:
+        if arguments.only is None or entry["name"] in arguments.only:
+            experiments.append(planned(entry, arguments, digest))
     if arguments.dry_run:  # also while another process runs the plan
         print(*map(progress_line, experiments), sep="\n")
         write_page(plan, arguments)
     else:
         with sole_run(output):
             run_missing(plan, experiments, arguments)
-    records: list[dict[str, Any]] = []
+    all_records = []
     for experiment in experiments:
         if experiment.arms:
-            records += read_records(experiment.folder)[1]
-    return records
+            _, records = read_records(experiment.folder)
+            all_records += records
+    return all_records
 
 
 def run_missing(plan: Sequence[PlanEntry], experiments: Sequence[PlannedExperiment], arguments: PaperArguments):
@@ -134,7 +142,8 @@ def run_missing(plan: Sequence[PlanEntry], experiments: Sequence[PlannedExperime
         has_model = (experiment.folder / TRAINED_BILM / "config.json").is_file()
         if experiment.name in needed and experiment not in missing and not has_model:
             missing.append(experiment)
-    print(f"{len(experiments)} experiments, {len(experiments) - len(missing)} of them finished before")
+    finished = len(experiments) - len(missing)
+    print(f"{len(experiments)} experiments, {finished} of them finished before")
     threads = max(1, torch.get_num_threads() // arguments.processes)
     trainings = [experiment for experiment in missing if experiment.settings["program"] == "pretrain"]
     others = [experiment for experiment in missing if experiment not in trainings]
@@ -143,9 +152,7 @@ def run_missing(plan: Sequence[PlanEntry], experiments: Sequence[PlannedExperime
         for wave in (trainings, others):  # others may take a biLM that one of the first has trained
             with ThreadPoolExecutor(arguments.processes) as pool:  # Ctrl-C reaches the commands, too; no other begins
                 statuses = pool.map(partial(run_command, threads=threads), wave)
-                for experiment, status in zip(wave, statuses, strict=True):
-                    if status:
-                        failed.append(experiment)
+                failed += compress(wave, statuses)
     finally:
         write_page(plan, arguments)
     if failed:
@@ -157,27 +164,33 @@ def run_missing(plan: Sequence[PlanEntry], experiments: Sequence[PlannedExperime
 
 def begun_with(entry: PlanEntry, digest: str) -> dict[str, Any]:
     """What the results of an experiment depend on. `digest` is the digest of the model."""
-    options = {name: value for name, value in entry["options"].items() if name != "seeds"}
     settings = {"program": entry["program"], "bilm": entry.get("bilm"), "model_digest": digest}
     if "folds" in entry:
         settings["folds"] = entry["folds"]
-    return settings | entry["files"] | options
+    settings |= entry["files"] | entry["options"]
+    settings.pop("seeds", None)
+    return settings
 
 
 def check_begun(plan: Sequence[PlanEntry], output: Path, digest: str):
     """Raises an error if an experiment in the folder was begun with another model or plan: a page has one of each."""
     for entry in plan:
-        begun, _ = read_records(output / entry["name"])
-        if begun and (changes := different_settings(begun, begun_with(entry, digest), ARMS_MAY_CHANGE)):
+        folder = output / entry["name"]
+        begun, _ = read_records(folder)
+        if not begun:
+            continue
+        changes = different_settings(begun, begun_with(entry, digest), ARMS_MAY_CHANGE)
+        if changes:
             raise FileExistsError(
-                f"{output / entry['name']} was started with other settings: {changes}. Pass another --output_dir, or "
-                "delete the folder."
+                f"{folder} was started with other settings: {changes}. Pass another --output_dir, or delete the folder."
             )
 
 
 def write_page(plan: Sequence[PlanEntry], arguments: PaperArguments):
-    path = Path(arguments.output_dir, "README.md")
-    page = paper_page(plan, path.parent, [Path(folder) for folder in arguments.others or []])
+    output = Path(arguments.output_dir)
+    path = output / "README.md"
+    others = list(map(Path, arguments.others or []))
+    page = paper_page(plan, output, others)
     write_lines(path, [page])
     if arguments.page is not None:
         update_page(Path(arguments.page), page)
@@ -196,10 +209,11 @@ def read_plan(path: Path) -> list[PlanEntry]:
     names = [entry["name"] for entry in plan]
     bilms = [entry["name"] for entry in plan if entry["program"] == "pretrain"]
     for entry in plan:
-        place = f"{path}, experiment {entry['name']}"
+        name = entry["name"]
+        place = f"{path}, experiment {name}"
         if not (isinstance(entry["files"], dict) and isinstance(entry["options"], dict)):
             raise ValueError(f"{place}: files and options must be objects, with a key for each option.")
-        if names.count(entry["name"]) > 1:
+        if names.count(name) > 1:
             raise ValueError(f"{place} is in the plan twice; give each its own name.")
         check_values(entry, place)
         bilm = entry.get("bilm")
@@ -226,11 +240,12 @@ def check_values(entry: PlanEntry, place: str):
 def planned(entry: PlanEntry, arguments: PaperArguments, digest: str) -> PlannedExperiment:
     """The commands of an entry. `digest` is the digest of the model."""
     program, *words = entry["program"].split()
+    name = entry["name"]
     output = Path(arguments.output_dir)
-    folder = output / entry["name"]
-    options = dict(entry["options"])
+    folder = output / name
+    options = entry["options"].copy()
     answer = None
-    arms: list[Arm] = []
+    arms = []
     seeds = arguments.seeds or options.get("seeds", 1)
     files = planned_files(entry, Path(arguments.data))
     model = output / entry["bilm"] / TRAINED_BILM if "bilm" in entry else arguments.model_name_or_path
@@ -242,9 +257,11 @@ def planned(entry: PlanEntry, arguments: PaperArguments, digest: str) -> Planned
         if any(trained.glob("checkpoint-*")):
             options["resume_from_checkpoint"] = "last"
     elif program == "reproduce":
-        layers = ELMoConfig.from_pretrained(arguments.model_name_or_path).num_hidden_layers
         arms = experiment_arms(
-            options.get("ablation"), options.get("compare_baseline", False), options.get("use_elmo", True), layers
+            options.get("ablation"),
+            options.get("compare_baseline", False),
+            options.get("use_elmo", True),
+            ELMoConfig.from_pretrained(arguments.model_name_or_path).num_hidden_layers,
         )
         options |= {"model_name_or_path": model, "output_dir": folder, "seeds": seeds}
         options["reuse_from"] = [output, *(arguments.others or [])]
@@ -260,18 +277,21 @@ def planned(entry: PlanEntry, arguments: PaperArguments, digest: str) -> Planned
     changes: list[dict[str, Any]] = [{}]
     if "folds" in entry:
         changes = [fold_options(fold, runs) for fold in range(runs)]
-    commands = [[*command, *option_words(files | options | change)] for change in changes]
+    commands = []
+    for change in changes:
+        commands.append([*command, *option_words(files | options | change)])
     arm_names = [arm.name for arm in arms]
-    return PlannedExperiment(entry["name"], commands, folder, arm_names, runs, answer, begun_with(entry, digest))
+    return PlannedExperiment(name, commands, folder, arm_names, runs, answer, begun_with(entry, digest))
 
 
 def planned_files(entry: PlanEntry, data: Path) -> dict[str, list[Path]]:
     """The files of an experiment by option, which must exist."""
-    files: dict[str, list[Path]] = {}
-    for name, value in entry["files"].items():
+    files = {}
+    for option_name, value in entry["files"].items():
         names = value if isinstance(value, list) else [value]
-        files[name] = [data / file for file in names]
-        for path in files[name]:
+        paths = [data / name for name in names]
+        files[option_name] = paths
+        for path in paths:
             if not path.is_file():
                 raise FileNotFoundError(
                     f"{path}, of the experiment {entry['name']}, does not exist. Put it there, or leave the experiment "
@@ -283,28 +303,33 @@ def planned_files(entry: PlanEntry, data: Path) -> dict[str, list[Path]]:
 def fold_options(fold: int, folds: int) -> dict[str, Any]:
     """The options of cross-validation for one fold; the data of a fold are its part of each file."""
 
-    def part(number: int) -> str:
-        first, end = 100 * number // folds, 100 * (number + 1) // folds
-        return "+".join(f"{split}[{first}%:{end}%]" for split in ("train", "validation", "test"))
-
-    test, validation, *train = (part((fold + number) % folds) for number in range(folds))
+    parts = []
+    for number in range(folds):
+        start = 100 * number // folds
+        end = 100 * (number + 1) // folds
+        parts.append("+".join(f"{split}[{start}%:{end}%]" for split in ("train", "validation", "test")))
+    test, validation, *train = parts[fold:] + parts[:fold]
     splits = {"train_split": "+".join(train), "validation_split": validation, "test_split": test}
     return {**splits, "seed": fold, "seeds": 1}
 
 
 def option_words(options: dict[str, Any]) -> Iterator[str]:
     for name, value in options.items():
-        if isinstance(value, bool):
-            yield f"--{name}" if value else f"--no_{name}"
+        if value is False:
+            yield f"--no_{name}"
             continue
         yield f"--{name}"
-        yield from map(str, value if isinstance(value, list) else [value])
+        if isinstance(value, list):
+            yield from map(str, value)
+        elif value is not True:
+            yield str(value)
 
 
 def run_command(experiment: PlannedExperiment, threads: int) -> int:
     """The exit status of the commands, whose output goes to a file in the folder."""
     folder = experiment.folder
-    write_records(folder, experiment.settings, read_records(folder)[1])
+    _, records = read_records(folder)
+    write_records(folder, experiment.settings, records)
     environment = {"OMP_NUM_THREADS": str(threads), **os.environ}
     status = 0
     with (folder / PLAN_OUTPUT).open("ab") as log:
@@ -322,15 +347,18 @@ def progress_line(experiment: PlannedExperiment) -> str:
     """How much of an experiment is finished, and how long a model of it takes."""
     _, records = read_records(experiment.folder)
     finished = experiment.is_finished()
-    parts = [f"{experiment.name}: {'finished' if finished else 'not finished'}"]
-    if experiment.arms:
-        of_all = f"{experiment.models_found(records)} of {len(experiment.arms) * experiment.runs}"
-        parts.append(f"models: {len(records) if finished else of_all}")
-    if minutes := [record["seconds"] / 60 for record in records if "seconds" in record]:
-        parts.append(f"{sum(minutes) / len(minutes):.1f} minutes for each")
-    return ", ".join(parts)
+    line = f"{experiment.name}: {'finished' if finished else 'not finished'}"
+    if experiment.arms and finished:
+        line += f", models: {len(records)}"
+    elif experiment.arms:
+        line += f", models: {experiment.models_found(records)} of {experiment.models}"
+    minutes = [record["seconds"] / 60 for record in records if "seconds" in record]
+    if minutes:
+        line += f", {sum(minutes) / len(minutes):.1f} minutes for each"
+    return line
 
 
 def last_line(experiment: PlannedExperiment) -> str:
     output = (experiment.folder / PLAN_OUTPUT).read_text(encoding="utf-8", errors="replace").rstrip()
-    return re.split(r"[\r\n]", output)[-1].strip() or "no output"
+    *_, line = re.split(r"[\r\n]", output)
+    return line.strip() or "no output"

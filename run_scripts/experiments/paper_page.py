@@ -4,6 +4,7 @@ import math
 import re
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from operator import itemgetter
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -27,7 +28,7 @@ from .reports import results_of
 PAGE_BEGIN, PAGE_END = "<!-- elmo reproduce all: begin -->", "<!-- elmo reproduce all: end -->"
 FIGURE = "layer_weights.png"
 TABLE_1 = "Table 1: what does ELMo add?"
-CONFIDENCE = 0.95
+QUANTILE = 0.975  # the upper end of an interval of 95 % confidence
 AS_IT_WAS, FURTHER = "the biLM as it was", "trained further"
 # The changes that the paper makes, by table: the arm before and the arm after it.
 CHANGES = {
@@ -60,50 +61,61 @@ def paper_page(plan: Sequence[PlanEntry], output: Path, others: Sequence[Path] =
 
     `output` has a folder for each experiment; so have `others`, of other biLMs, for more columns of Table 1.
     """
-    all_results: dict[str, Any] = {}
-    absent = []
+    results = {entry["name"]: results_of(output / entry["name"]) for entry in plan}
+    titles = {entry["name"]: entry["title"] for entry in plan}
+    entries = []
     for entry in plan:
-        results = results_of(output / entry["name"])
-        if results is None:
-            absent.append(entry["name"])
-        else:
-            all_results[entry["name"]] = results
+        if results[entry["name"]] is not None:
+            context = {
+                "results": results[entry["name"]],
+                "results_beside": results.get(entry.get("beside")),
+                "title_of_bilm": titles.get(entry.get("bilm")),
+            }
+            entries.append(entry | context)
     parts = [
         "Scores are in percent on the last split: the mean ± sample standard deviation over the runs, which have "
         "different seeds. Lines that name the paper (Peters et al. 2018) have its scores, which are of other data."
     ]
-    for heading, paragraphs in page_sections(plan, all_results, output, others):
-        if body := "\n\n".join(filter(None, paragraphs)):
+    for heading, paragraphs in page_sections(entries, output, others):
+        body = "\n\n".join(filter(None, paragraphs))
+        if body:
             parts += [f"## {heading}", body]
+    absent = [name for name, answer in results.items() if answer is None]
     if absent:
         parts.append(f"Without results so far: {', '.join(absent)}.")
     return "\n\n".join(parts)
 
 
 def page_sections(
-    plan: Sequence[PlanEntry], all_results: dict[str, Any], output: Path, others: Sequence[Path]
+    entries: Sequence[PlanEntry], output: Path, others: Sequence[Path]
 ) -> Iterator[tuple[str, Iterable[str]]]:
-    """The headings with their paragraphs; a section without results has none."""
-    entries = [entry for entry in plan if entry["name"] in all_results]
-    tables: dict[str, list[PlanEntry]] = defaultdict(list)
+    """The headings with their paragraphs; a section without results has none.
+
+    Args:
+        entries: experiments with their `results`, and what they are compared with: `results_beside`, `title_of_bilm`.
+    """
+    tables = defaultdict(list)
     for entry in entries:
         tables[entry["table"]].append(entry)
-    claims = table_if_rows(CLAIM_COLUMNS, claim_rows(entries, all_results))
+    claims = table_if_rows(CLAIM_COLUMNS, claim_rows(entries))
     yield "Which claims of the paper hold here?", [EXPLANATION_OF_CLAIMS, claims] if claims else []
-    yield TABLE_1, [gains_table(tables["1"], all_results, others)]
-    yield "Table 2: how are the layers weighted?", arms_tables(tables["2"], all_results, output)
-    yield "Table 3: where does ELMo enter the network?", arms_tables(tables["3"], all_results, output)
-    neighbors = [neighbors_list(all_results[entry["name"]]) for entry in tables["4"]]
-    yield "Table 4: what are the nearest uses of a word?", neighbors
-    senses = [sense_table(all_results[entry["name"]], entry.get("paper")) for entry in tables["5"]]
-    yield "Table 5: which layer knows word senses?", senses
-    probes = [probe_table(all_results[entry["name"]], entry.get("paper")) for entry in tables["6"]]
-    yield "Table 6: which layer knows parts of speech?", probes
-    title = "Section 3.4: does further training on the text of a task help?"
-    yield title, domain_tables(tables["domain"], plan, all_results)
-    yield "Figure 1: how much training data is needed?", arms_tables(tables["figure 1"], all_results, output)
-    yield "How many epochs are needed?", [table_if_rows(EPOCH_COLUMNS, epoch_rows(tables["1"], all_results))]
-    yield "Figure 2: which layers do the tasks take?", weights_of_tasks(tables["1"], all_results, output)
+    yield TABLE_1, [gains_table(tables["1"], others)]
+    yield "Table 2: how are the layers weighted?", arms_tables(tables["2"], output)
+    yield "Table 3: where does ELMo enter the network?", arms_tables(tables["3"], output)
+    yield "Table 4: what are the nearest uses of a word?", map(neighbors_list, tables["4"])
+    yield "Table 5: which layer knows word senses?", layer_tables(sense_table, tables["5"])
+    yield "Table 6: which layer knows parts of speech?", layer_tables(probe_table, tables["6"])
+    texts = table_if_rows(["text", "perplexity before", "after"], text_rows(tables["domain"]))
+    tasks = table_if_rows(["task", "runs", AS_IT_WAS, FURTHER], task_rows(tables["domain"]))
+    yield "Section 3.4: does further training on the text of a task help?", [texts, tasks]
+    yield "Figure 1: how much training data is needed?", arms_tables(tables["figure 1"], output)
+    yield "How many epochs are needed?", [table_if_rows(EPOCH_COLUMNS, epoch_rows(tables["1"]))]
+    yield "Figure 2: which layers do the tasks take?", weights_of_tasks(tables["1"], output)
+
+
+def layer_tables(make_table: Callable[..., str], entries: Sequence[PlanEntry]) -> Iterator[str]:
+    for entry in entries:
+        yield make_table(entry["results"], entry.get("paper"))
 
 
 def table_if_rows(header: list[str], rows: Iterable[list[str]]) -> str:
@@ -128,8 +140,13 @@ def page_parts(path: Path) -> list[str]:
 def update_page(path: Path, page: str):
     """Replaces what a document has between the marks by Table 1 of a page."""
     parts = page_parts(path)
-    sections = dict(part.split("\n", 1) for part in re.split("^## ", page, flags=re.MULTILINE)[1:])
-    parts[2] = f"\n\n{sections.get(TABLE_1, '').strip()}\n\n"
+    _, *sections = re.split("^## ", page, flags=re.MULTILINE)
+    table = ""
+    for section in sections:
+        heading, _, body = section.partition("\n")
+        if heading == TABLE_1:
+            table = body.strip()
+    parts[2] = f"\n\n{table}\n\n"
     write_lines(path, ["".join(parts).removesuffix("\n")])
 
 
@@ -149,18 +166,19 @@ def by_seed(records: Sequence[RunRecord] | None, arm: str, value: Callable[[RunR
 def of_shared_seeds(before: dict[int, Any], after: dict[int, Any]) -> tuple[list[Any], list[Any]]:
     """The values of two arms for the seeds that both have."""
     seeds = sorted(before.keys() & after.keys())
-    return [before[seed] for seed in seeds], [after[seed] for seed in seeds]
+    values = [before[seed] for seed in seeds]
+    return values, [after[seed] for seed in seeds]
 
 
 def runs_of(arms: Iterable[Sequence | dict]) -> str:
     """The number of runs of each arm, as text: `3 runs`, `2 to 3 runs`."""
-    numbers = [len(runs) for runs in arms]
-    fewest, most = min(numbers), max(numbers)
+    numbers = sorted(map(len, arms))
+    fewest, most = numbers[0], numbers[-1]
     number = str(most) if fewest == most else f"{fewest} to {most}"
     return f"{number} runs" if most > 1 else f"{number} run"
 
 
-def gains_table(entries: Sequence[PlanEntry], all_results: dict[str, Any], others: Sequence[Path]) -> str:
+def gains_table(entries: Sequence[PlanEntry], others: Sequence[Path]) -> str:
     """Each task without and with ELMo, and the share of the errors that is gone. An arm without runs has no figure.
 
     Another biLM has two more columns: its score, and the share of the errors over the seeds that the baseline has, too.
@@ -170,74 +188,83 @@ def gains_table(entries: Sequence[PlanEntry], all_results: dict[str, Any], other
         header += [f"with {folder.name}", "error reduction"]
     rows = []
     for entry in entries:
-        records = all_results[entry["name"]]
+        records = entry["results"]
         metric = records[0]["metric"]
-        runs = len({record["seed"] for record in records})
+        seeds = {record["seed"] for record in records}
+        runs = len(seeds)
         baseline = by_seed(records, "baseline")
         row = [entry["title"], str(runs), score_cell([*baseline.values()], metric)]
-        row += gain_cells(baseline, by_seed(records, "elmo"), metric, runs)
+        row += gain_cells(baseline, records, metric, runs)
         for folder in others:
-            scores = by_seed(results_of(folder / entry["name"]), "elmo")
-            row += gain_cells(baseline, scores, metric, runs)
+            row += gain_cells(baseline, results_of(folder / entry["name"]), metric, runs)
         rows.append(row)
         if "paper" in entry:
-            baseline_score, score = (entry["paper"][arm] for arm in ARMS_OF_TABLE_1)
-            reduction = error_reduction(baseline_score / 100, score / 100)
+            paper = entry["paper"]
+            before, after = (paper[arm] for arm in ARMS_OF_TABLE_1)
+            reduction = error_reduction(before / 100, after / 100)
             empty = ["", ""] * len(others)
-            rows.append(paper_row(entry["paper"], "", baseline_score, score, reduction, *empty))
+            rows.append(paper_row(paper, "", before, after, reduction, *empty))
     return table_if_rows(header, rows)
 
 
-def gain_cells(baseline: dict[int, float], scores: dict[int, float], metric: str, runs: int) -> list[str]:
-    """The scores of a biLM, with their number if it is not `runs`, and the share of the errors that is gone."""
+def gain_cells(baseline: dict[int, float], records: Sequence[RunRecord] | None, metric: str, runs: int) -> list[str]:
+    """The scores with ELMo, with their number if it is not `runs`, and the share of the errors that is gone."""
+    scores = by_seed(records, "elmo")
     cell = score_cell([*scores.values()], metric)
     if len(scores) not in (0, runs):
         cell += f" ({runs_of([scores])})"
     before, after = of_shared_seeds(baseline, scores)
-    return [cell, error_reduction(float(np.mean(before)), float(np.mean(after))) if before else ""]
+    if not before:
+        return [cell, ""]
+    return [cell, error_reduction(float(np.mean(before)), float(np.mean(after)))]
 
 
-def domain_tables(
-    entries: Sequence[PlanEntry], plan: Sequence[PlanEntry], all_results: dict[str, Any]
-) -> Iterator[str]:
-    """Perplexities before and after further training, and scores of tasks with either biLM, of the seeds of both."""
-    titles = {entry["name"]: entry["title"] for entry in plan}
-    texts: list[list[str]] = []
-    tasks: list[list[str]] = []
+def text_rows(entries: Sequence[PlanEntry]) -> Iterator[list[str]]:
+    """Perplexities before and after further training."""
     for entry in entries:
-        results = all_results[entry["name"]]
-        paper = entry.get("paper")
-        if "bilm" not in entry:
-            evaluations = evaluations_of(results)
-            published = published_evaluation(evaluations, results["published_step"])
-            perplexities = (evaluations[0]["perplexity"], published["perplexity"])
-            texts.append([entry["title"], *(f"{perplexity:.1f}" for perplexity in perplexities)])
-            if paper:
-                texts.append(paper_row(paper, *paper["perplexities"]))
+        if "bilm" in entry:
             continue
-        before, after = of_shared_seeds(by_seed(all_results.get(entry["beside"]), "elmo"), by_seed(results, "elmo"))
+        run = entry["results"]
+        evaluations = evaluations_of(run)
+        published = published_evaluation(evaluations, run["published_step"])
+        perplexities = [evaluation["perplexity"] for evaluation in (evaluations[0], published)]
+        yield [entry["title"], *map("{:.1f}".format, perplexities)]
+        if "paper" in entry:
+            paper = entry["paper"]
+            yield paper_row(paper, *paper["perplexities"])
+
+
+def task_rows(entries: Sequence[PlanEntry]) -> Iterator[list[str]]:
+    """Scores of tasks with the biLM as it was and trained further, of the seeds of both."""
+    for entry in entries:
+        if "bilm" not in entry:
+            continue
+        records = entry["results"]
+        before, after = of_shared_seeds(by_seed(entry["results_beside"], "elmo"), by_seed(records, "elmo"))
         if before:
-            metric = results[0]["metric"]
-            title = f"{entry['title']}, after {titles[entry['bilm']]}"
-            tasks.append([title, runs_of([before]), score_cell(before, metric), score_cell(after, metric)])
-            if paper:
-                tasks.append(paper_row(paper, "", paper[AS_IT_WAS], paper[FURTHER]))
-    yield table_if_rows(["text", "perplexity before", "after"], texts)
-    yield table_if_rows(["task", "runs", AS_IT_WAS, FURTHER], tasks)
+            metric = records[0]["metric"]
+            title = f"{entry['title']}, after {entry['title_of_bilm']}"
+            yield [title, runs_of([before]), score_cell(before, metric), score_cell(after, metric)]
+            if "paper" in entry:
+                paper = entry["paper"]
+                yield paper_row(paper, "", paper[AS_IT_WAS], paper[FURTHER])
 
 
-def arms_tables(entries: Sequence[PlanEntry], all_results: dict[str, Any], output: Path) -> Iterator[str]:
+def arms_tables(entries: Sequence[PlanEntry], output: Path) -> Iterator[str]:
     """The scores of each arm, those of the paper below, and the pictures of Figure 1."""
     for entry in entries:
-        records = all_results[entry["name"]]
+        records = entry["results"]
         metric = records[0]["metric"]
         arms = by_arm(records)
         scores = [score_cell([*map(last_score, runs)], metric) for runs in arms.values()]
         rows = [[entry["title"], *arms], [runs_of(arms.values()), *scores]]
         if "paper" in entry:
-            rows.append(paper_row(entry["paper"], *(entry["paper"].get(arm, "") for arm in arms)))
+            paper = entry["paper"]
+            rows.append(paper_row(paper, *(paper.get(arm, "") for arm in arms)))
         if all(map(learning_curve, records)):
-            epochs = [mean_of(best_epoch(run["curve"]) for run in runs) for runs in arms.values()]
+            epochs = []
+            for runs in arms.values():
+                epochs.append(mean_of(best_epoch(run["curve"]) for run in runs))
             rows.append(["epochs until the best score", *epochs])
         yield markdown_table(rows)
         for path in (output / entry["name"]).glob("results/*_data.png"):
@@ -248,7 +275,8 @@ def mean_of(values: Iterable[float]) -> str:
     return f"{np.mean(list(values)):.1f}"
 
 
-def neighbors_list(answer: dict[str, Any]) -> str:
+def neighbors_list(entry: PlanEntry) -> str:
+    answer = entry["results"]
     rows = [[f"a use of {answer['word']}", "cosine", "its nearest use"]]
     if "word_vectors" in answer:
         (word, _), *others = answer["word_vectors"]
@@ -262,13 +290,13 @@ def neighbors_list(answer: dict[str, Any]) -> str:
     return markdown_table(rows)
 
 
-def weights_of_tasks(entries: Sequence[PlanEntry], all_results: dict[str, Any], output: Path) -> Iterator[str]:
+def weights_of_tasks(entries: Sequence[PlanEntry], output: Path) -> Iterator[str]:
     """The layer weights that the tasks have learned, as a table and a picture."""
     runs = []
     for entry in entries:
-        for record in all_results[entry["name"]]:
+        for record in entry["results"]:
             if record.get("settings", {}).get("scalar_mix_mode", "learned") == "learned":
-                runs.append({**record, "arm": entry["name"]})
+                runs.append(record | {"arm": entry["name"]})
     weights = mean_layer_weights(runs)
     if weights:
         yield layer_table(weights)
@@ -286,15 +314,18 @@ class Gain(NamedTuple):
 
 def gain(before: dict[int, float], after: dict[int, float]) -> Gain | None:
     """What the second arm adds to the first; `None` if no seed has both."""
-    scores = np.array(of_shared_seeds(before, after))
-    differences = scores[1] - scores[0]
-    seeds = len(differences)
-    if seeds < 2:
-        return Gain(float(differences[0]), None, 1) if seeds else None
-    from scipy.stats import t
+    scores, other_scores = of_shared_seeds(before, after)
+    seeds = len(scores)
+    if not seeds:
+        return None
+    differences = np.subtract(other_scores, scores)
+    mean = float(differences.mean())
+    if seeds == 1:
+        return Gain(mean, None, seeds)
+    from scipy.stats import sem, t
 
-    margin = t.ppf((1 + CONFIDENCE) / 2, seeds - 1) * differences.std(ddof=1) / np.sqrt(seeds)
-    return Gain(float(differences.mean()), float(margin), seeds)
+    margin = t.ppf(QUANTILE, seeds - 1) * sem(differences)
+    return Gain(mean, float(margin), seeds)
 
 
 def layer_gain(results: dict[str, Any]) -> Gain | None:
@@ -305,16 +336,19 @@ def layer_gain(results: dict[str, Any]) -> Gain | None:
     if "disambiguation" in results:
         shares = results["disambiguation"]
         number = shares["instances"]
+    elif "test" in results:
+        shares = probe_scores(results)["test"]
+        number = results["test"]["words"]
     else:
-        shares = probe_scores(results).get("test", {})
-        number = results["test"]["words"] if shares else 0
+        return None
     if not shares.keys() >= {*LAYERS}:
         return None
     from scipy.stats import norm
 
     before, after = (shares[layer] for layer in LAYERS)
-    error = np.sqrt((before * (1 - before) + after * (1 - after)) / number)
-    return Gain(after - before, float(norm.ppf((1 + CONFIDENCE) / 2) * error), 0)
+    variances = before * (1 - before) + after * (1 - after)
+    margin = norm.ppf(QUANTILE) * np.sqrt(variances / number)
+    return Gain(after - before, float(margin), 0)
 
 
 def verdict(measured: Gain, expected: float) -> str:
@@ -324,14 +358,15 @@ def verdict(measured: Gain, expected: float) -> str:
     return "yes" if measured.mean * expected > 0 else "no"
 
 
-def claim_rows(entries: Sequence[PlanEntry], all_results: dict[str, Any]) -> Iterator[list[str]]:
+def claim_rows(entries: Sequence[PlanEntry]) -> Iterator[list[str]]:
     """A row for each change of each task that was measured. The paper gains where it has no figure for the task."""
     for entry in entries:
         paper = entry.get("paper", {})
-        for before, after, measured in gains_of(entry, all_results):
+        for before, after, measured in gains_of(entry):
             if measured is None:
                 continue
-            published, expected = "", 1.0
+            published = ""
+            expected = 1.0
             if {before, after} <= paper.keys():
                 expected = round(paper[after] - paper[before], 2)
                 published = f"{expected:+.1f}"
@@ -342,33 +377,31 @@ def claim_rows(entries: Sequence[PlanEntry], all_results: dict[str, Any]) -> Ite
             yield [entry["title"], f"{before} → {after}", published, here, seeds, verdict(measured, expected)]
 
 
-def gains_of(entry: PlanEntry, all_results: dict[str, Any]) -> Iterator[tuple[str, str, Gain | None]]:
-    results = all_results[entry["name"]]
-    table = entry["table"]
-    if table in ("5", "6"):
+def gains_of(entry: PlanEntry) -> Iterator[tuple[str, str, Gain | None]]:
+    results = entry["results"]
+    if entry["table"] in ("5", "6"):
         yield *LAYERS, layer_gain(results)
     elif "beside" in entry:
-        beside = all_results.get(entry["beside"])
-        yield AS_IT_WAS, FURTHER, gain(by_seed(beside, "elmo"), by_seed(results, "elmo"))
+        yield AS_IT_WAS, FURTHER, gain(by_seed(entry["results_beside"], "elmo"), by_seed(results, "elmo"))
     else:
-        for before, after in CHANGES.get(table, []):
+        for before, after in CHANGES.get(entry["table"], []):
             yield before, after, gain(by_seed(results, before), by_seed(results, after))
 
 
-def epoch_rows(entries: Sequence[PlanEntry], all_results: dict[str, Any]) -> Iterator[list[str]]:
+def epoch_rows(entries: Sequence[PlanEntry]) -> Iterator[list[str]]:
     """How soon the arm with ELMo is as good as the baseline ever is, where there are learning curves of both.
 
     Every figure is a mean over seeds. A seed whose ELMo never reaches the baseline's best leaves the last cell empty.
     """
     for entry in entries:
-        baselines, elmos = (by_seed(all_results[entry["name"]], arm, learning_curve) for arm in ARMS_OF_TABLE_1)
+        curves = [by_seed(entry["results"], arm, learning_curve) for arm in ARMS_OF_TABLE_1]
         epochs = []
-        for baseline, elmo in zip(*of_shared_seeds(baselines, elmos), strict=True):
+        for baseline, elmo in zip(*of_shared_seeds(*curves), strict=True):
             if baseline and elmo:
                 best_score = max(score for _, score in baseline)
                 epochs.append((best_epoch(baseline), best_epoch(elmo), first_epoch(elmo, best_score)))
         if epochs:
-            cells = [mean_of(column) for column in zip(*epochs, strict=True)]
+            cells = map(mean_of, zip(*epochs, strict=True))
             yield [entry["title"], *("" if cell == "inf" else cell for cell in cells)]
 
 
@@ -379,4 +412,5 @@ def first_epoch(curve: Sequence[Sequence[float]], least: float) -> float:
 
 def best_epoch(curve: Sequence[Sequence[float]]) -> float:
     """The first epoch with the best score."""
-    return max(curve, key=lambda point: point[1])[0]
+    epoch, _ = max(curve, key=itemgetter(1))
+    return epoch

@@ -20,16 +20,22 @@ def read_records(folder: Path) -> tuple[dict[str, Any] | None, list[RunRecord]]:
     path = folder / RECORDS
     if not path.is_file():
         return None, []
-    texts = path.read_text(encoding="utf-8").removesuffix("\n").split("\n")
-    lines = [parse_json(text, f"{path}, line {number}") for number, text in enumerate(texts, 1)]
-    planned = lines.pop(0)["planned"] if lines and "planned" in lines[0] else None
+    text = path.read_text(encoding="utf-8").removesuffix("\n")
+    lines = []
+    for number, line in enumerate(text.split("\n"), 1):
+        lines.append(parse_json(line, f"{path}, line {number}"))
+    planned = None
+    if "planned" in lines[0]:
+        planned = lines.pop(0)["planned"]
     return planned, lines
 
 
 def write_records(folder: Path, planned: dict[str, Any] | None, results: Iterable[RunRecord]):
     """Replaces the file in one step: a kill leaves the old one or the new one."""
-    first = [] if planned is None else [{"planned": planned}]
-    write_lines(folder / RECORDS, (json.dumps(line, ensure_ascii=False) for line in [*first, *results]))
+    lines = list(results)
+    if planned is not None:
+        lines.insert(0, {"planned": planned})
+    write_lines(folder / RECORDS, [json.dumps(line, ensure_ascii=False) for line in lines])
 
 
 def add_records(folder: Path, records: Sequence[RunRecord]):
