@@ -11,9 +11,10 @@ import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import cache
 from io import StringIO
-from itertools import accumulate, chain
+from itertools import chain
 from numbers import Integral
 from os import PathLike
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -57,7 +58,8 @@ class Utf8Alphabet:
         Shape:
             result: (at most limit,)
         """
-        return np.frombuffer(word.encode("utf-8", "ignore")[:limit], dtype=np.uint8).astype(np.int32) + 1
+        first_bytes = word.encode("utf-8", "ignore")[:limit]
+        return np.frombuffer(first_bytes, dtype=np.uint8).astype(np.int32) + 1
 
     def decode(self, ids: np.ndarray) -> str:
         """The text of byte ids, without a last character that is incomplete."""
@@ -79,11 +81,18 @@ class LexiconAlphabet:
     def __init__(self, lexicon: Mapping[str, int] | None, begin_of_word: str = "<bow>", end_of_word: str = "<eow>"):
         lexicon = checked_lexicon(lexicon, ("<bos>", "<eos>", "<oov>", "<pad>", begin_of_word, end_of_word))
         self.size = max(lexicon.values()) + 2
-        self.begin_sentence, self.end_sentence = lexicon["<bos>"] + 1, lexicon["<eos>"] + 1
-        self.begin_word, self.end_word = lexicon[begin_of_word] + 1, lexicon[end_of_word] + 1
-        self.unknown, self.padding = lexicon["<oov>"] + 1, lexicon["<pad>"] + 1
-        self._ids = {character: index + 1 for character, index in lexicon.items() if len(character) == 1}
-        self._characters = {index: character for character, index in self._ids.items()} | {self.unknown: "\ufffd"}
+        self.begin_sentence = lexicon["<bos>"] + 1
+        self.end_sentence = lexicon["<eos>"] + 1
+        self.begin_word = lexicon[begin_of_word] + 1
+        self.end_word = lexicon[end_of_word] + 1
+        self.unknown = lexicon["<oov>"] + 1
+        self.padding = lexicon["<pad>"] + 1
+        self._ids = {}
+        self._characters = {self.unknown: "\ufffd"}
+        for entry, index in lexicon.items():
+            if len(entry) == 1:
+                self._ids[entry] = index + 1
+                self._characters[index + 1] = entry
 
     def encode(self, word: str, limit: int) -> np.ndarray:
         """The ids of the first `limit` code points. Unknown ones, and lone surrogates, have the id of `<oov>`.
@@ -91,21 +100,23 @@ class LexiconAlphabet:
         Shape:
             result: (at most limit,)
         """
-        return np.array([self._ids.get(character, self.unknown) for character in word[:limit]], dtype=np.int32)
+        ids = [self._ids.get(character, self.unknown) for character in word[:limit]]
+        return np.array(ids, dtype=np.int32)
 
     def decode(self, ids: np.ndarray) -> str:
         """The text of character ids, with U+FFFD for unknown characters."""
-        missing = [index for index in ids.tolist() if index not in self._characters]
+        missing = {*ids.tolist()} - self._characters.keys()
         if missing:
-            raise ValueError(f"The character ids {missing} are not in the lexicon.")
-        return "".join(self._characters[index] for index in ids.tolist())
+            raise ValueError(f"The character ids {sorted(missing)} are not in the lexicon.")
+        return "".join(map(self._characters.__getitem__, ids.tolist()))
 
 
 def checked_lexicon(lexicon: Any, required: Iterable[str]) -> Mapping[str, int]:
     """Refuses a wrong character lexicon, before a wrong id reaches an embedding."""
     if not isinstance(lexicon, Mapping) or not lexicon:
         raise ValueError(f'`lexicon` is {lexicon!r:.80}; pass a dictionary: {{"<bos>": 0, "<eos>": 1, ..., "a": 6}}.')
-    missing = [name for name in required if name not in [*lexicon]]  # a name may be of any type
+    entries = list(lexicon)  # of any type
+    missing = [name for name in required if name not in entries]
     if missing:
         raise ValueError(f"`lexicon` lacks the entries {missing}; add them with their ids.")
     seen: set[int] = set()
@@ -135,7 +146,8 @@ class Memory(dict):
 
     def __missing__(self, key):
         value = self.function(key)
-        if len(key if isinstance(key, str) else key[0]) <= LONGEST_REMEMBERED:
+        word = key if isinstance(key, str) else key[0]
+        if len(word) <= LONGEST_REMEMBERED:
             if len(self) >= self.max_size:
                 self.clear()
             self[key] = value
@@ -169,7 +181,7 @@ class WordTable:
         self.alphabet = alphabet
         self.id_of_word = id_of_word
         self.max_word_length = max_word_length
-        self.marker_rows = dict(zip(alphabet.markers, (BOS_ID, EOS_ID), strict=True)) if literal_markers else {}
+        self.markers = alphabet.markers if literal_markers else ()
         self.cut_before_lookup = cut_before_lookup
         self.spelling = spelling
         self.max_words = max_words
@@ -179,7 +191,7 @@ class WordTable:
     def clear(self) -> None:
         """Removes all words, which invalidates all row numbers."""
         self._row_of_word = Memory(self.add, max_size=sys.maxsize)  # `rows` clears it
-        self._row_of_word.update(self.marker_rows)
+        self._row_of_word.update(zip(self.markers, (BOS_ID, EOS_ID), strict=False))
         self._num_rows = len(SPECIAL_WORDS)
         self._ids_N = np.arange(1024)
         self._lengths_N = np.zeros(1024, dtype=np.int64)  # columns before the in-word padding
@@ -199,14 +211,14 @@ class WordTable:
         """Gives a new word its row."""
         if not isinstance(word, str):
             raise TypeError
-        if (looked_up := self.looked_up(word)) != word:
+        looked_up = self.looked_up(word)
+        if looked_up != word:
             return self._row_of_word[looked_up]
         row = self._num_rows
         if row == len(self._ids_N):
-            self._ids_N, self._lengths_N, self._characters_NW = (
-                np.concatenate([column, np.zeros_like(column)])
-                for column in (self._ids_N, self._lengths_N, self._characters_NW)
-            )
+            self._ids_N = _doubled(self._ids_N)
+            self._lengths_N = _doubled(self._lengths_N)
+            self._characters_NW = _doubled(self._characters_NW)
         self._ids_N[row] = self.id_of_word(word)
         self._write(row, self.alphabet.encode(word, self.max_word_length - 2))
         self._num_rows += 1
@@ -276,24 +288,33 @@ class WordTable:
         Shape:
             character_ids: (N, at most W)
         """
-        words = [self._decode_row(row) for row in character_ids if row.any()]
-        return [word for word, is_marker in words if not (is_marker and skip_markers)]
+        begin = self.alphabet.begin_word
+        end = self.alphabet.end_word
+        markers = {(self.alphabet.begin_sentence,): BOS_WORD, (self.alphabet.end_sentence,): EOS_WORD}
+        words = []
+        for row_W in character_ids:
+            if not row_W.any():
+                continue
+            ends = np.flatnonzero(row_W == end)
+            if row_W[0] != begin or not ends.size:
+                raise ValueError(f"{row_W.tolist()} is no word, {begin} ... {end}.")
+            ids = row_W[1 : ends[0]]
+            marker = markers.get(tuple(ids))
+            if marker is None:
+                words.append(self.alphabet.decode(ids))
+            elif not skip_markers:
+                words.append(marker)
+        return words
 
-    def _decode_row(self, row_W: np.ndarray) -> tuple[str, bool]:
-        ends = np.flatnonzero(row_W == self.alphabet.end_word)
-        if row_W[0] != self.alphabet.begin_word or not ends.size:
-            raise ValueError(f"{row_W.tolist()} is no word, {self.alphabet.begin_word} ... {self.alphabet.end_word}.")
-        ids = row_W[1 : ends[0]]
-        markers = {self.alphabet.begin_sentence: BOS_WORD, self.alphabet.end_sentence: EOS_WORD}
-        if len(ids) == 1 and int(ids[0]) in markers:
-            return markers[int(ids[0])], True
-        return self.alphabet.decode(ids), False
+
+def _doubled(column: np.ndarray) -> np.ndarray:
+    return np.concatenate([column, np.zeros_like(column)])
 
 
 def check_strings(words: Sequence) -> None:
     for word in words:
         if not isinstance(word, str):
-            raise TypeError(f"Words must be strings, got {type(word).__name__}: {repr(word)[:60]}.")
+            raise TypeError(f"Words must be strings, got {type(word).__name__}: {word!r:.60}.")
 
 
 def read_vocabulary(path: str | PathLike) -> list[str]:
@@ -307,11 +328,10 @@ def read_vocabulary(path: str | PathLike) -> list[str]:
 
 def vocabulary_lines(path: str | PathLike) -> list[str]:
     """The lines of a file in UTF-8; if it has no line feed, carriage returns end them."""
-    with open(path, "rb") as file:
-        content = file.read()
+    content = Path(path).read_bytes()
+    zero = content.find(0)
     try:
-        if b"\0" in content:
-            zero = content.index(0)
+        if zero >= 0:
             raise UnicodeDecodeError("utf-8", content, zero, zero + 1, "a zero, as in UTF-16")
         text = content.decode("utf-8-sig")
     except UnicodeDecodeError as error:
@@ -324,17 +344,18 @@ def order_vocabulary(lines: Sequence[str], source: str = "the vocabulary") -> li
     """`read_vocabulary` for words that are in memory; `source` names them in errors."""
     check_strings(lines)
     line_of_word: dict[str, int] = {}
-    for number, word in enumerate(lines):
+    for number, word in enumerate(lines, 1):
         first = line_of_word.setdefault(word, number)
         if first != number and word:
-            raise ValueError(f"{source} has {word!r} twice, in lines {first + 1} and {number + 1}; keep one of them.")
+            raise ValueError(f"{source} has {word!r} twice, in lines {first} and {number}; keep one of them.")
     missing = [word for word in (BOS_WORD, EOS_WORD, UNK_WORD) if word not in line_of_word]
     if missing:
         raise ValueError(f"{source} lacks {', '.join(missing)}; add a line for each.")
-    others = [word for word in line_of_word if word not in (*SPECIAL_WORDS, MAX_TERM_WORD, "")]
+    others = [word for word in line_of_word if word not in NO_TEXT_WORDS]
     if len(others) > 1 and all(len(word.split()) > 1 for word in others):
-        number = line_of_word[others[0]] + 1
-        raise ValueError(f"All words of {source} have spaces, first {others[0]!r:.80} (line {number}); omit counts.")
+        first_word = others[0]
+        place = f"(line {line_of_word[first_word]})"
+        raise ValueError(f"All words of {source} have spaces, first {first_word!r:.80} {place}; omit counts.")
     return [*SPECIAL_WORDS, *others]
 
 
@@ -345,20 +366,18 @@ def most_frequent_words(counts: Mapping[str, int], vocab_size: int | None = None
     """
     if vocab_size is not None and vocab_size <= len(SPECIAL_WORDS):
         raise ValueError(f"vocab_size={vocab_size} leaves no room after the {len(SPECIAL_WORDS)} special words.")
-    words = [
-        word
-        for word, count in counts.items()
-        if count >= min_frequency
-        and word not in NO_TEXT_WORDS
-        and not word.startswith(CONTINUATION)
-        and not SURROGATES.search(word)
-    ]
+    words = [word for word, count in counts.items() if count >= min_frequency and is_text_word(word)]
     words.sort(key=lambda word: (-counts[word], word))
     return [*SPECIAL_WORDS, *words][:vocab_size]
 
 
-def as_batch(text, text_pair, is_split_into_words: bool) -> tuple[list[tuple], bool]:
-    """Every text as a tuple of its parts, one or (for a pair) two, and whether the caller passed a batch."""
+def is_text_word(word: str) -> bool:
+    """Whether a vocabulary can have the word beside the special ones."""
+    return word not in NO_TEXT_WORDS and not word.startswith(CONTINUATION) and not SURROGATES.search(word)
+
+
+def as_batch(text, text_pair, is_split_into_words: bool) -> tuple[list[Sequence], bool]:
+    """The parts of every text, one or (for a pair) two, and whether the caller passed a batch."""
     unit = (list, tuple) if is_split_into_words else str
     is_batched = isinstance(text, (list, tuple))
     if is_split_into_words:
@@ -366,39 +385,43 @@ def as_batch(text, text_pair, is_split_into_words: bool) -> tuple[list[tuple], b
     if not is_batched:
         batch = [(text,) if text_pair is None else (text, text_pair)]
     elif text_pair is None:
-        batch = [tuple(item) if _is_pair(item, unit) else (item,) for item in text]
+        batch = [item if _is_pair(item, unit) else (item,) for item in text]
     elif not isinstance(text_pair, (list, tuple)) or len(text_pair) != len(text):
         raise ValueError(f"A batch of {len(text)} texts needs a list of as many as `text_pair`; got {text_pair!r:.80}.")
     else:
         batch = list(zip(text, text_pair, strict=True))
+    needed = "a list of words" if is_split_into_words else "a string"
     for part in chain.from_iterable(batch):
         if not isinstance(part, unit):
             raise TypeError(
-                f"A text must be {'a list of words' if is_split_into_words else 'a string'}, got "
-                f"{type(part).__name__}: {part!r:.60}. Pass strings, or lists of words with is_split_into_words=True."
+                f"A text must be {needed}, got {type(part).__name__}: {part!r:.60}. Pass strings, or lists of words "
+                "with is_split_into_words=True."
             )
-    return [tuple(part if isinstance(part, str) else list(part) for part in parts) for parts in batch], is_batched
+    return batch, is_batched
 
 
 def checked_sentences(sentences: Iterable[str | Sequence[str]]) -> Iterator[str | list[str]]:
     """Yields each text, or list of words. All else is a `TypeError`: one text, a table, other sentences."""
     advice = "pass a list of texts, or of lists of words."
-    is_table = isinstance(sentences, Mapping) or hasattr(sentences, "columns")
-    if is_table or isinstance(sentences, (str, bytes)) or not isinstance(sentences, Iterable):
+    is_wrong = isinstance(sentences, (str, bytes, Mapping)) or hasattr(sentences, "columns")
+    if is_wrong or not isinstance(sentences, Iterable):
         raise TypeError(f"Sentences must be a list, got {type(sentences).__name__}: {sentences!r:.60}; {advice}")
     for number, sentence in enumerate(sentences):
         if isinstance(sentence, str):
             yield sentence
             continue
-        is_list = isinstance(sentence, (Sequence, np.ndarray)) and not isinstance(sentence, bytes)
-        wrong = [word for word in sentence if not isinstance(word, str)] if is_list else [sentence]
-        if wrong:
-            raise TypeError(f"Sentence {number} {'has' if is_list else 'is'} {wrong[0]!r:.60}; {advice}")
+        if not isinstance(sentence, (Sequence, np.ndarray)) or isinstance(sentence, bytes):
+            raise TypeError(f"Sentence {number} is {sentence!r:.60}; {advice}")
+        for word in sentence:
+            if not isinstance(word, str):
+                raise TypeError(f"Sentence {number} has {word!r:.60}; {advice}")
         yield list(sentence)
 
 
 def _is_pair(item, unit) -> bool:
-    return isinstance(item, (list, tuple)) and len(item) == 2 and all(isinstance(part, unit) for part in item)
+    if not isinstance(item, (list, tuple)) or len(item) != 2:
+        return False
+    return isinstance(item[0], unit) and isinstance(item[1], unit)
 
 
 def checked_max_length(
@@ -409,16 +432,18 @@ def checked_max_length(
     **_,
 ) -> int | None:
     """`max_length` of a call, no larger than the backend can count: `model_max_length` is 10^30 if there is none."""
-    most = MAX_PADDED if padding_strategy == PaddingStrategy.MAX_LENGTH else math.inf
-    for name, value, bound in (
-        ("max_length", max_length, most),
-        ("stride", stride, math.inf),
-        ("pad_to_multiple_of", pad_to_multiple_of, MAX_PADDED),
-    ):
-        is_default = value is None and name != "stride"
-        if not is_default and (not isinstance(value, Integral) or not 0 <= value <= bound):
-            raise ValueError(f"`{name}` is {value!r}; pass an integer from 0 to {bound}.")
-    return None if max_length is None else min(max_length, sys.maxsize)
+    _check_integer("stride", stride, math.inf)
+    if pad_to_multiple_of is not None:
+        _check_integer("pad_to_multiple_of", pad_to_multiple_of, MAX_PADDED)
+    if max_length is None:
+        return None
+    _check_integer("max_length", max_length, MAX_PADDED if padding_strategy == PaddingStrategy.MAX_LENGTH else math.inf)
+    return min(max_length, sys.maxsize)
+
+
+def _check_integer(name: str, value: Any, most: float):
+    if not isinstance(value, Integral) or not 0 <= value <= most:
+        raise ValueError(f"`{name}` is {value!r}; pass an integer from 0 to {most}.")
 
 
 def needs_backend(
@@ -438,79 +463,65 @@ def needs_backend(
     Raises:
         ValueError: `max_length` leaves a text that is cut no more words than `stride`.
     """
-    kept = []  # words of each text that is cut
+    remaining = []  # words of each text that is cut
     if truncation_strategy != TruncationStrategy.DO_NOT_TRUNCATE and max_length is not None:
-        rooms = [max_length - 2 * len(parts) * add_special_tokens for parts in lengths]
-        cut = [(parts, room) for parts, room in zip(lengths, rooms, strict=True) if sum(parts) > room]
-        kept = [room - _words_beside(parts, truncation_strategy, room) for parts, room in cut]
-        kept += [max_length - 2] * (stride > 0)  # the backend always counts the markers of one text
-    if kept and min(kept) <= stride:  # the backend panics, raises a bare exception or returns texts that are too long
+        for parts in lengths:
+            room = max_length - 2 * len(parts) * add_special_tokens
+            if sum(parts) > room:
+                remaining.append(room - _words_beside(parts, truncation_strategy, room))
+        if stride > 0:  # the backend always counts the markers of one text
+            remaining.append(max_length - 2)
+    least = min(remaining, default=math.inf)
+    if least <= stride:  # the backend panics, raises a bare exception or returns texts that are too long
         raise ValueError(
-            f"max_length={max_length} and truncation={truncation_strategy.value!r} leave {max(min(kept), 0)} words, "
-            f"which must be more than stride={stride}; pass a larger max_length or a smaller stride."
+            f"max_length={max_length} and truncation={truncation_strategy.value!r} leave {max(least, 0)} words, which "
+            f"must be more than stride={stride}; pass a larger max_length or a smaller stride."
         )
     needs_encodings = return_overflowing_tokens or return_special_tokens_mask or return_offsets_mapping
-    return bool(kept) or needs_encodings or return_length
+    return bool(remaining) or needs_encodings or return_length
 
 
 def _words_beside(parts: list[int], strategy: TruncationStrategy, room: int) -> int:
     """Words of the part that is not cut, or of the longer one if both are cut. `"only_second"` needs two parts."""
-    if strategy == TruncationStrategy.LONGEST_FIRST:
-        return min(*parts, -(-room // 2)) if len(parts) == 2 else 0
-    return sum(parts[1:]) if strategy == TruncationStrategy.ONLY_FIRST else parts[0]
+    if strategy == TruncationStrategy.ONLY_SECOND:
+        return parts[0]
+    if strategy == TruncationStrategy.LONGEST_FIRST and len(parts) == 2:
+        return min(*parts, -(-room // 2))
+    return sum(parts[1:])
 
 
-def positions_of_tokens(encoded: BatchEncoding, lengths: list[list[int]]) -> list[list[int]]:
-    """The place of each token of encodings among the special words and the words of the batch, one after the other."""
-    starts = accumulate(chain.from_iterable(lengths), initial=len(SPECIAL_WORDS))
-    starts_of_texts = [[next(starts) for _ in parts] for parts in lengths]
-    texts = encoded.get("overflow_to_sample_mapping", range(len(lengths)))
-    return [
-        [
-            index if word is None or part is None else starts_of_texts[text][part] + word
-            for index, word, part in zip(encoding.ids, encoding.word_ids, encoding.sequence_ids, strict=True)
-        ]
-        for encoding, text in zip(encoded.encodings, texts, strict=True)
-    ]
+def values_of_tokens(encoding: Encoding, values: Sequence[Sequence], others: Sequence) -> list:
+    """The value of each token's word, by part and place; `others` has the values of markers and of padding."""
+    of_tokens = []
+    for other, word, part in zip(others, encoding.word_ids, encoding.sequence_ids, strict=True):
+        of_tokens.append(other if word is None or part is None else values[part][word])
+    return of_tokens
 
 
-def with_ids(encoding: Encoding, ids: list[int], tokens: list[str]) -> Encoding:
-    """The encoding with other ids and tokens. Its offsets and the like stay."""
-    return _encoding_of({**_state(encoding), "ids": ids, "tokens": tokens})
+def with_words(encoding: Encoding, ids: list[list], tokens: list[list], places: list[list]) -> Encoding:
+    """The encoding, and its windows, with the ids, the tokens and the places of words, each by part."""
+    windows = [with_words(window, ids, tokens, places) for window in encoding.overflowing]
+    state = json.loads(encoding.__getstate__())
+    state["ids"] = values_of_tokens(encoding, ids, encoding.ids)
+    state["tokens"] = values_of_tokens(encoding, tokens, encoding.tokens)
+    state["offsets"] = values_of_tokens(encoding, places, encoding.offsets)
+    state["overflowing"] = [json.loads(window.__getstate__()) for window in windows]
+    changed = Encoding()
+    changed.__setstate__(json.dumps(state).encode())
+    return changed
 
 
-def with_empty_words(encoded: BatchEncoding, batch: Sequence[tuple]) -> BatchEncoding:
-    """Encodings of given words in which empty words have no characters; what stood for them had one."""
-    texts = encoded.get("overflow_to_sample_mapping", range(len(batch)))
-    pairs = list(zip(encoded.encodings, (batch[text] for text in texts), strict=True))
-    encodings = [
-        _encoding_of(_with_empty_words(encoding, parts)) if any("" in part for part in parts) else encoding
-        for encoding, parts in pairs
-    ]
-    data = dict(encoded)
-    if "offset_mapping" in data:
-        data["offset_mapping"] = [encoding.offsets for encoding in encodings]
-    return BatchEncoding(data, encodings)
+def texts_of_encodings(encoded: BatchEncoding, texts: Sequence) -> Iterator[tuple[Encoding, Any]]:
+    """Each encoding with its element of `texts`; an encoding may be a window of a text."""
+    numbers = encoded.get("overflow_to_sample_mapping", range(len(texts)))
+    return zip(encoded.encodings, (texts[number] for number in numbers), strict=True)
 
 
-def _with_empty_words(encoding: Encoding, parts: tuple) -> dict[str, Any]:
-    places = zip(encoding.offsets, encoding.word_ids, encoding.sequence_ids, strict=True)
-    offsets = [
-        (0, 0) if word is not None and part is not None and not parts[part][word] else characters
-        for characters, word, part in places
-    ]
-    windows = [_with_empty_words(window, parts) for window in encoding.overflowing]
-    return {**_state(encoding), "offsets": offsets, "overflowing": windows}
-
-
-def _state(encoding: Encoding) -> dict[str, Any]:
-    return json.loads(encoding.__getstate__())
-
-
-def _encoding_of(state: dict[str, Any]) -> Encoding:
-    encoding = Encoding()
-    encoding.__setstate__(json.dumps(state).encode())
-    return encoding
+def by_part(values: np.ndarray, lengths: list[list[int]]) -> list[list[list]]:
+    """The values of all words of a batch, one after the other, by text and part."""
+    ends = np.cumsum(list(chain.from_iterable(lengths)))
+    parts = iter(np.split(values, ends))
+    return [[next(parts).tolist() for _ in lengths_of_text] for lengths_of_text in lengths]
 
 
 class LazyEncodings(Sequence):

@@ -18,11 +18,7 @@ from itertools import accumulate, chain, pairwise
 from types import MappingProxyType
 from typing import Any
 
-from tokenizers import NormalizedString, PreTokenizedString, Regex, pre_tokenizers
-
 from .elmo_characters import Memory
-
-WHITE_SPACE = r"[\s\x1c-\x1f]+"  # in Rust, the white space of `str.split`
 
 # Abbreviations that keep their period. The last set keeps it only before a number.
 ABBREVIATIONS = frozenset(
@@ -36,45 +32,56 @@ ABBREVIATIONS = frozenset(
 TREEBANK_ABBREVIATIONS = ABBREVIATIONS | {"Ave", "Co", "Ft", "Inc", "Jr", "Ltd", "Mt", "Sept"}
 ABBREVIATIONS_BEFORE_NUMBERS = frozenset(["Art", "No", "pp"])
 
+
+def _compiled(rules: list[tuple[str, Any]]) -> list[tuple[re.Pattern, Any]]:
+    return [(re.compile(pattern), replacement) for pattern, replacement in rules]
+
+
 # The Moses rules read character classes (`_moses_class`). A run of periods becomes a run of `m`.
-MOSES_RULES = [
-    (re.compile(r"([#!])"), r" \1 "),
-    (re.compile(r"\.{2,}"), lambda periods: f" {'m' * len(periods[0])} "),
-    (re.compile(r"([^9]),"), r"\1 , "),
-    (re.compile(r",([^9])"), r" , \1"),
-    (re.compile(r"9,$"), r"9 , "),
-    (re.compile(r"([^as])'([^as])"), r"\1 ' \2"),
-    (re.compile(r"([^as9])'([as])"), r"\1 ' \2"),
-    (re.compile(r"([as])'([^as])"), r"\1 ' \2"),
-    (re.compile(r"([as])'([as])"), r"\1 '\2"),
-    (re.compile(r"9's"), r"9 's"),
-]
+MOSES_RULES = _compiled(
+    [
+        (r"([#!])", r" \1 "),
+        (r"\.{2,}", lambda periods: f" {'m' * len(periods[0])} "),
+        (r"([^9]),", r"\1 , "),
+        (r",([^9])", r" , \1"),
+        (r"9,$", r"9 , "),
+        (r"([^as])'([^as])", r"\1 ' \2"),
+        (r"([^as9])'([as])", r"\1 ' \2"),
+        (r"([as])'([^as])", r"\1 ' \2"),
+        (r"([as])'([as])", r"\1 '\2"),
+        (r"9's", r"9 's"),
+    ]
+)
 
 # The treebank rules read the text itself: punctuation, then the period at the end of a sentence, then contractions.
 # They split hyphens, slashes and opening quotes as the English Web Treebank does; the older convention does not.
-TREEBANK_PUNCTUATION = [
-    (re.compile(r"(``|''|\")"), r" \1 "),
-    (re.compile(r"([:,])(?=\D)"), r" \1 "),
-    (re.compile(r"(\.\.\.|--|[;@#$%&?!\[\](){}<>])"), r" \1 "),
-    (re.compile(r"(?<=[^\W\d_])([-/])(?=[^\W\d_])"), r" \1 "),
-    (re.compile(r"(?i)(?<=\s)'(?!(?:t|tis|twas|s|m|d|ll|re|ve|em|bout|n|cause|cuz)\b)(?=[^\W\d_])"), r"' "),
-]
+TREEBANK_PUNCTUATION = _compiled(
+    [
+        (r"(``|''|\")", r" \1 "),
+        (r"([:,])(?=\D)", r" \1 "),
+        (r"(\.\.\.|--|[;@#$%&?!\[\](){}<>])", r" \1 "),
+        (r"(?<=[^\W\d_])([-/])(?=[^\W\d_])", r" \1 "),
+        (r"(?i)(?<=\s)'(?!(?:t|tis|twas|s|m|d|ll|re|ve|em|bout|n|cause|cuz)\b)(?=[^\W\d_])", r"' "),
+    ]
+)
 # The rules know ASCII, as the Treebank does, and read typographic signs as those of ASCII. A semicolon, always a word,
 # stands for the em dash and the ellipsis. The words have the signs of the text.
 ASCII_SIGNS = str.maketrans("‘’‚‛“”„‟‐‑–—―…", "''''\"\"\"\"---;;;")
 PLAIN_SIGNS = ASCII_SIGNS | {ord("—"): "--", ord("―"): "--", ord("…"): "..."}
 PART_OF_LETTER = "x"  # read in place of a mark that no letter is composed with; no rule has this letter
 TREEBANK_FINAL_PERIOD = re.compile(r"(?<!\S)(\S*[^\s.])\.([\s\])}>\"']*)$")
-TREEBANK_CONTRACTIONS = [
-    (re.compile(r"(?i)(?<=[^'\s])('(?:s|m|d|ll|re|ve)?|n't)(?=\s)"), r" \1"),
-    (re.compile(r"(?i)\b(can)(not)\b"), r"\1 \2"),
-    (re.compile(r"(?i)\b(gim|lem)(me)\b"), r"\1 \2"),
-    (re.compile(r"(?i)\b(gon|wan)(na)\b"), r"\1 \2"),
-    (re.compile(r"(?i)\b(got)(ta)\b"), r"\1 \2"),
-    (re.compile(r"(?i)\b(d)('ye)\b"), r"\1 \2"),
-    (re.compile(r"(?i)\b(more)('n)\b"), r"\1 \2"),
-    (re.compile(r"(?i)(?<=\s)('t)(is|was)\b"), r"\1 \2"),
-]
+TREEBANK_CONTRACTIONS = _compiled(
+    [
+        (r"(?i)(?<=[^'\s])('(?:s|m|d|ll|re|ve)?|n't)(?=\s)", r" \1"),
+        (r"(?i)\b(can)(not)\b", r"\1 \2"),
+        (r"(?i)\b(gim|lem)(me)\b", r"\1 \2"),
+        (r"(?i)\b(gon|wan)(na)\b", r"\1 \2"),
+        (r"(?i)\b(got)(ta)\b", r"\1 \2"),
+        (r"(?i)\b(d)('ye)\b", r"\1 \2"),
+        (r"(?i)\b(more)('n)\b", r"\1 \2"),
+        (r"(?i)(?<=\s)('t)(is|was)\b", r"\1 \2"),
+    ]
+)
 
 
 def plain_word(word: str) -> str:
@@ -91,12 +98,12 @@ def moses_words(
     """
     classes = "".join(map(_moses_class, chunk.translate(signs)))
     classes = ("" if is_first else " ") + classes + (" " if following else "")
-    pieces = _substitute(MOSES_RULES, classes).split()
     words = []
     start = 0
-    for piece in pieces:
+    for piece in _substitute(MOSES_RULES, classes).split():
         end = start + len(piece)
-        word, next_character = chunk[start:end], chunk[end] if end < len(chunk) else following
+        word = chunk[start:end]
+        next_character = chunk[end : end + 1] or following
         if len(piece) > 1 and piece[-1] == "." and not _keeps_period(word[:-1], next_character):
             words += [word[:-1], "."]
         elif piece.endswith(".'") and not next_character:
@@ -130,7 +137,8 @@ def treebank_words(chunk: str, is_first: bool, following: str) -> tuple[str, ...
     if final and not (following and _keeps_period(final[1], following, TREEBANK_ABBREVIATIONS)):
         text = f"{text[: final.end(1)]} . {final[2]}"
     pieces = _substitute(TREEBANK_CONTRACTIONS, text).split()
-    return tuple(chunk[end - len(piece) : end] for piece, end in zip(pieces, accumulate(map(len, pieces)), strict=True))
+    ends = accumulate(map(len, pieces), initial=0)
+    return tuple(chunk[start:end] for start, end in pairwise(ends))
 
 
 def _treebank_signs(chunk: str) -> str:
@@ -170,7 +178,7 @@ def _memory(words_of_chunk: Callable) -> Memory:
         chunk, *others = (key, False, "#") if isinstance(key, str) else key
         composed = unicodedata.normalize("NFC", chunk)
         words = words_of_chunk(composed, *others)
-        return tuple(filter(None, _slices(chunk, composed, _places(words, composed))))
+        return tuple(filter(None, _slices(chunk, composed, places_of(words, composed))))
 
     return Memory(words_of_key)
 
@@ -183,13 +191,17 @@ def _slices(text: str, composed: str, places: Iterable[tuple[int, int]]) -> Iter
     if composed == text:
         yield from (text[start:end] for start, end in places)
         return
-    ends_in_text, ends_in_composed = (
-        [0, *accumulate(len(unicodedata.normalize("NFD", character)) for character in each)]
-        for each in (text, composed)
-    )
-    for place in places:
-        start, end = (bisect_left(ends_in_text, ends_in_composed[index]) for index in place)
-        yield text[start:end]
+    ends_in_text = _decomposed_ends(text)
+    ends_in_composed = _decomposed_ends(composed)
+    for start, end in places:
+        first = bisect_left(ends_in_text, ends_in_composed[start])
+        last = bisect_left(ends_in_text, ends_in_composed[end])
+        yield text[first:last]
+
+
+def _decomposed_ends(text: str) -> list[int]:
+    lengths = (len(unicodedata.normalize("NFD", character)) for character in text)
+    return [0, *accumulate(lengths)]
 
 
 PRE_TOKENIZATIONS = ("moses", "treebank", "whitespace")
@@ -201,7 +213,7 @@ WORDS_OF_CHUNK = {
 
 
 class TextSplitter:
-    """Splits raw text into words: in Python (`words`) and, with equal results, in the Rust library (`pre_tokenizer`).
+    """Splits raw text into words.
 
     Args:
         added: tokens that are words wherever the text has them, unless a letter or digit of theirs continues a word of
@@ -212,7 +224,8 @@ class TextSplitter:
     def __init__(self, pre_tokenization: str, added: Iterable[str] = (), plain_signs: bool = False):
         if pre_tokenization not in PRE_TOKENIZATIONS:
             raise ValueError(f"pre_tokenization={pre_tokenization!r} is unknown; pass one of {PRE_TOKENIZATIONS}.")
-        self.name, self.plain_signs = pre_tokenization, plain_signs
+        self.name = pre_tokenization
+        self.plain_signs = plain_signs
         self.added = dict.fromkeys(sorted(added, key=lambda token: (-len(token), token)))  # the longest is found first
         self._composed = {unicodedata.normalize("NFC", token): token for token in self.added}
         self._added = re.compile(f"({'|'.join(map(_no_part_of_a_word, self._composed))})")
@@ -224,43 +237,32 @@ class TextSplitter:
     def _chunks(self, text: str) -> list[str]:
         composed = unicodedata.normalize("NFC", text)
         ends = [0, *accumulate(map(len, self._added.split(composed)))]
-        parts = _slices(text, composed, pairwise(ends))  # every second part is an added token
-        return list(chain.from_iterable([part] if i % 2 else part.split() for i, part in enumerate(parts)))
+        chunks: list[str] = []
+        for number, part in enumerate(_slices(text, composed, pairwise(ends))):
+            is_added = number % 2 == 1
+            chunks += [part] if is_added else part.split()
+        return chunks
 
     def _words_of_chunks(self, chunks: list[str]) -> list[tuple[str, ...]]:
+        if not chunks:
+            return []
         words_of_chunk = WORDS_OF_CHUNK[self.name, self.plain_signs]
         words = list(map(words_of_chunk.__getitem__, chunks))
         last = len(chunks) - 1
-        for i in {0, last, *(i for i, chunk in enumerate(chunks) if "." in chunk)} if chunks else ():
+        beside_others = {0, last}
+        beside_others.update(i for i, chunk in enumerate(chunks) if "." in chunk)
+        for i in beside_others:
             following = chunks[i + 1][0] if i < last else ""
             words[i] = words_of_chunk[chunks[i], i == 0, following]
         if self.added:
-            words = [
-                (chunk,) if unicodedata.normalize("NFC", chunk) in self._composed else of_chunk
-                for chunk, of_chunk in zip(chunks, words, strict=True)
-            ]
+            for i, chunk in enumerate(chunks):
+                if unicodedata.normalize("NFC", chunk) in self._composed:
+                    words[i] = (chunk,)
         return words
 
-    def pre_tokenizer(self) -> pre_tokenizers.PreTokenizer:
-        """A pre-tokenizer for one call: one that runs Python cannot be saved or copied."""
-        if self.name == "whitespace" and not self.added:
-            return pre_tokenizers.Split(Regex(WHITE_SPACE), "removed")
-        return pre_tokenizers.PreTokenizer.custom(self)
 
-    def pre_tokenize(self, text: PreTokenizedString) -> None:
-        text.split(self._split)
-
-    def _split(self, _: int, text: NormalizedString) -> list[NormalizedString]:
-        if self.added:  # which may have white space
-            return _cut(text, list(_places(self.words(str(text)), str(text))))
-        chunks = text.split(Regex(WHITE_SPACE), "removed")
-        result: list[NormalizedString] = []
-        for chunk, words in zip(chunks, self._words_of_chunks(str(text).split()), strict=False):  # "" is one in Rust
-            result += [chunk] if words == (str(chunk),) else _cut(chunk, list(_places(words, str(chunk))))
-        return result
-
-
-def _places(words: Iterable[str], text: str) -> Iterator[tuple[int, int]]:
+def places_of(words: Iterable[str], text: str) -> Iterator[tuple[int, int]]:
+    """First character and end of each word of a text."""
     end = 0
     for word in words:
         start = text.index(word, end)
@@ -280,12 +282,3 @@ def _no_part_of_a_word(token: str) -> str:
 def _marks() -> str:
     """All marks of Unicode, such as accents and vowel signs, for which regular expressions have no name."""
     return "".join(filter(_is_mark, map(chr, range(sys.maxunicode + 1))))
-
-
-def _cut(text: Any, places: list[tuple[int, int]], begin: int = 0) -> list[NormalizedString]:
-    """The slices of a `NormalizedString` that starts at `begin`. A slice copies its source, so a long one is halved."""
-    if len(places) <= 8:
-        return [text[start - begin : end - begin] for start, end in places]
-    middle = places[len(places) // 2][0] - begin
-    first, second = text[:middle], text[middle:]
-    return _cut(first, places[: len(places) // 2], begin) + _cut(second, places[len(places) // 2 :], begin + middle)

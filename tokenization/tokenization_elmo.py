@@ -6,7 +6,6 @@ Shape suffixes: B texts, T tokens, W max_word_length.
 """
 
 import json
-import re
 import threading
 import unicodedata
 from collections import Counter
@@ -21,7 +20,7 @@ from types import NoneType
 from weakref import WeakSet
 
 import numpy as np
-from tokenizers import AddedToken, Encoding, Tokenizer, models, processors
+from tokenizers import AddedToken, Tokenizer, models, processors
 from transformers.utils.versions import require_version
 
 require_version("transformers>=5.17")  # here, because an older version lacks some of the next imports
@@ -46,17 +45,18 @@ from .elmo_characters import (
     WordTable,
     as_batch,
     build_alphabet,
+    by_part,
     check_strings,
     checked_max_length,
     most_frequent_words,
     needs_backend,
     order_vocabulary,
-    positions_of_tokens,
     read_vocabulary,
-    with_empty_words,
-    with_ids,
+    texts_of_encodings,
+    values_of_tokens,
+    with_words,
 )
-from .elmo_pretokenization import TextSplitter, plain_word
+from .elmo_pretokenization import TextSplitter, places_of, plain_word
 
 logger = logging.get_logger(__name__)
 
@@ -176,8 +176,6 @@ class ELMoTokenizer(TokenizersBackend):
         characters = build_alphabet(alphabet, max_word_length, lexicon, begin_of_word, end_of_word)
         how = max_word_length, literal_markers, cut_before_lookup, plain_word if plain_signs else str
         self.word_table = WordTable(characters, self._id_of_word, *how)
-        spelled = [word for word in SPECIAL_WORDS if word not in self.word_table.marker_rows]
-        self._spelled_special_word = re.compile(rf"(?<!\S)(?:{'|'.join(spelled)})(?!\S)")
         self._tokenizer = _load_backend(vocab, tokenizer_file, vocab_file)
         self.splitter = self._make_splitter()
         # Each call of the base class sets the flag of the backend to `split_special_tokens`.
@@ -215,10 +213,8 @@ class ELMoTokenizer(TokenizersBackend):
     @classmethod
     def _from_pretrained(cls, resolved_vocab_files, pretrained_model_name_or_path, *args, **kwargs):
         """Refuses a checkpoint without a vocabulary, which would make every word unknown."""
-        found = [
-            resolved_vocab_files.get(name) or kwargs.get(name) for name in ("tokenizer_file", "vocab_file", "vocab")
-        ]
-        if not any(found):
+        files = kwargs | {name: file for name, file in resolved_vocab_files.items() if file}
+        if not any(files.get(name) for name in ("tokenizer_file", "vocab_file", "vocab")):
             raise OSError(
                 f"{pretrained_model_name_or_path} has no tokenizer.json or vocab.txt; save the model's tokenizer there."
             )
@@ -290,10 +286,9 @@ class ELMoTokenizer(TokenizersBackend):
             TOLD_OF_FORM.add(self)
             logger.warning(NOT_NFC)
 
-    def disguised(self, text: str) -> str:
-        """The text with special words replaced, at equal length: the backend would turn them into markers."""
-        text = _without_surrogates(text)
-        return self._spelled_special_word.sub(lambda word: DISGUISE + word[0][1:], text) if "<" in text else text
+    def disguised(self, word: str) -> str:
+        """The word as the vocabulary may have it: a special word that a text spells out is an ordinary one there."""
+        return DISGUISE + word[1:] if word in SPECIAL_WORDS else word
 
     @one_call_at_a_time
     def encode_words(self, words: Sequence[str]) -> tuple[np.ndarray, np.ndarray]:
@@ -324,29 +319,26 @@ class ELMoTokenizer(TokenizersBackend):
         batch, is_batched = as_batch(text, text_pair, is_split_into_words)
         if not batch:
             return self._empty_batch(return_tensors)
-        if return_token_type_ids is None:
-            return_token_type_ids = any(len(parts) == 2 for parts in batch)
-        kwargs["return_token_type_ids"] = return_token_type_ids
-        words = [[self.splitter.words(part) if isinstance(part, str) else part for part in parts] for parts in batch]
-        lengths = [[len(part) for part in parts] for parts in words]
+        most_parts = max(map(len, batch))
+        kwargs["return_token_type_ids"] = most_parts == 2 if return_token_type_ids is None else return_token_type_ids
+        words = batch if is_split_into_words else [list(map(self.splitter.words, parts)) for parts in batch]
+        lengths = [list(map(len, parts)) for parts in words]
         flat = list(chain.from_iterable(chain.from_iterable(words)))
         rows = self.word_table.rows(flat)
-        model = self._tokenizer.model  # `add_tokens` replaces it, perhaps before the first use of lazy encodings
-        encode_in_backend = partial(self._encode_in_backend, model, self.splitter, batch, is_split_into_words, **kwargs)
+        ids = self.word_table.input_ids(rows)
+        encode_in_backend = partial(self._encode_in_backend, batch, words, lengths, ids, **kwargs)
         if needs_backend(lengths, **kwargs):
             encoded = encode_in_backend()
-            positions = positions_of_tokens(encoded, lengths)
-            rows = np.concatenate([np.arange(len(SPECIAL_WORDS)), rows])  # the row number of a special word is its id
-            token_rows = [rows[text] for text in positions]
-            ids = [self.word_table.input_ids(text).tolist() for text in token_rows]
-            encoded = BatchEncoding({**encoded, "input_ids": ids}, self._with_ids(encoded.encodings, ids))
+            token_rows = []
+            for encoding, rows_of_words in texts_of_encodings(encoded, by_part(rows, lengths)):
+                # The row number of a special word is its id.
+                token_rows.append(np.array(values_of_tokens(encoding, rows_of_words, encoding.ids), dtype=np.int64))
         else:
             data, token_rows = self._encode_in_numpy(lengths, rows, **kwargs)
-            ids = data["input_ids"]
             if return_tensors is None:
                 data = {key: [text.tolist() for text in texts] for key, texts in data.items()}
-            encodings = LazyEncodings(len(batch), lambda: self._with_ids(encode_in_backend().encodings, ids))
-            encoded = BatchEncoding(data, encodings, n_sequences=max(map(len, batch)))
+            encodings = LazyEncodings(len(batch), lambda: encode_in_backend().encodings)
+            encoded = BatchEncoding(data, encodings, n_sequences=most_parts)
         if return_tensors is not None and len(set(map(len, token_rows))) == 1:
             encoded["character_ids"] = self.word_table.character_ids(np.stack(token_rows)).astype(np.int64)
         else:
@@ -356,47 +348,36 @@ class ELMoTokenizer(TokenizersBackend):
             encoded.data = {key: _integers_or_list(value) for key, value in encoded.items()}
             return encoded.convert_to_tensors(return_tensors)
         if not is_batched and not kwargs.get("return_overflowing_tokens"):
-            encoded.data = {
-                key: value[0] if isinstance(value[0], (list, np.ndarray)) else value for key, value in encoded.items()
-            }
+            for key, value in encoded.items():
+                if isinstance(value[0], (list, np.ndarray)):
+                    encoded[key] = value[0]
         return encoded
 
     @one_call_at_a_time
     def _encode_in_backend(
-        self, model: models.Model, splitter: TextSplitter, batch: list[tuple], is_split_into_words: bool, **kwargs
+        self, batch: list[Sequence], words: list[Sequence], lengths: list[list[int]], ids: np.ndarray, **kwargs
     ) -> BatchEncoding:
-        """Encodes with the stock method, which truncates texts and computes offsets, and the words of `model`."""
+        """Encodes with the stock method, which truncates texts and counts words. What it knows of words is replaced."""
         if kwargs.get("return_overflowing_tokens"):
             require_version("tokenizers>=0.23.3", "0.23.1 and 0.23.2 lose the end of a text: pip install -U tokenizers")
-        texts: list[tuple]
-        if is_split_into_words:  # the backend would drop an empty word
-            texts = [tuple([self.disguised(word) or DISGUISE for word in part] for part in parts) for parts in batch]
-        else:
-            # The other pre-tokenizations split special words, and must see them to do so.
-            hide = self.disguised if self.pre_tokenization == "whitespace" else _without_surrogates
-            texts = [tuple(map(hide, parts)) for parts in batch]
-            self._tokenizer.pre_tokenizer = splitter.pre_tokenizer()
-        present_model, self._tokenizer.model = self._tokenizer.model, model
+        texts = []
+        values = []
+        for parts, words_of_parts, ids_of_parts in zip(batch, words, by_part(ids, lengths), strict=True):
+            counted = [[DISGUISE] * len(part) for part in ids_of_parts]
+            texts.append(tuple(counted) if len(counted) == 2 else counted[0])
+            tokens = list(map(self.convert_ids_to_tokens, ids_of_parts))
+            places = list(map(_characters_of_words, parts, words_of_parts))
+            values.append((ids_of_parts, tokens, places))
         try:
-            encoded = super()._encode_plus(
-                [parts if len(parts) == 2 else parts[0] for parts in texts],
-                is_split_into_words=is_split_into_words,
-                **kwargs,
-            )
+            encoded = super()._encode_plus(texts, is_split_into_words=True, **kwargs)
         finally:  # saved files, and the hash in `datasets`, must not depend on earlier calls
-            self._tokenizer.model = present_model
-            self._tokenizer.pre_tokenizer = None
             self._tokenizer.no_truncation()
             self._tokenizer.no_padding()
-        return with_empty_words(encoded, batch) if is_split_into_words else encoded
-
-    def _with_ids(self, encodings: Sequence[Encoding], ids: Sequence) -> list[Encoding]:
-        """The backend's encodings with the ids and tokens of the tokenizer, which knows words in other spellings."""
-        pairs = zip(encodings, (np.asarray(row).tolist() for row in ids), strict=True)
-        return [
-            encoding if own == encoding.ids else with_ids(encoding, own, list(map(self._word_of_id, own)))
-            for encoding, own in pairs
-        ]
+        encodings = [with_words(encoding, *of_text) for encoding, of_text in texts_of_encodings(encoded, values)]
+        encoded["input_ids"] = [encoding.ids for encoding in encodings]
+        if "offset_mapping" in encoded:
+            encoded["offset_mapping"] = [encoding.offsets for encoding in encodings]
+        return BatchEncoding(encoded.data, encodings)
 
     def _encode_in_numpy(
         self,
@@ -423,11 +404,13 @@ class ELMoTokenizer(TokenizersBackend):
         padded_B = lengths_B
         if padding_strategy != PaddingStrategy.DO_NOT_PAD:
             target = max_length if padding_strategy == PaddingStrategy.MAX_LENGTH else None
-            target, multiple = target or int(lengths_B.max()), pad_to_multiple_of or 1
+            target = target or int(lengths_B.max())
+            multiple = pad_to_multiple_of or 1
             padded_B = np.maximum(lengths_B, -(-target // multiple) * multiple)
         positions_T = np.arange(padded_B.max())
         starts_B = padded_B - lengths_B if padding_side == "left" else np.zeros_like(lengths_B)
-        mask_BT = (positions_T >= starts_B[:, None]) & (positions_T < (starts_B + lengths_B)[:, None])
+        ends_B = starts_B + lengths_B
+        mask_BT = (positions_T >= starts_B[:, None]) & (positions_T < ends_B[:, None])
 
         def arranged(tokens: np.ndarray) -> list[np.ndarray]:
             matrix_BT = np.zeros(mask_BT.shape, dtype=np.int64)
@@ -474,20 +457,23 @@ class ELMoTokenizer(TokenizersBackend):
 
     def _padded_characters(self, texts, lengths: list[int], is_left: bool) -> list[np.ndarray]:
         """`(tokens, at most max_word_length)` each, as `(length, max_word_length)` each."""
-        padded = [np.zeros((length, self.max_word_length), dtype=np.int64) for length in lengths]
-        for words, padded_TW in zip(map(np.asarray, texts), padded, strict=True):
-            start = len(padded_TW) - len(words)
-            if start < 0:
-                raise ValueError(f"{len(words)} `character_ids` do not fit {len(padded_TW)} `input_ids`; pass as many.")
-            self.word_table.widen(words, out=padded_TW[start:] if is_left else padded_TW[: len(words)])
+        padded = []
+        for words, length in zip(map(np.asarray, texts), lengths, strict=True):
+            missing = length - len(words)
+            if missing < 0:
+                raise ValueError(f"{len(words)} `character_ids` do not fit {length} `input_ids`; pass as many.")
+            padded_TW = np.zeros((length, self.max_word_length), dtype=np.int64)
+            first = missing if is_left else 0
+            self.word_table.widen(words, out=padded_TW[first : first + len(words)])
+            padded.append(padded_TW)
         return padded
 
     def convert_ids_to_tokens(self, ids, skip_special_tokens: bool = False) -> str | list[str]:
         """Words of ids. `skip_special_tokens` keeps `<UNK>`: a text must not lose words silently."""
         if isinstance(ids, (int, np.integer)):
             return self._word_of_id(int(ids))
-        skipped = set(self.all_special_ids) - {self.unk_token_id} if skip_special_tokens else set()
-        return [self._word_of_id(int(index)) for index in ids if int(index) not in skipped]
+        skipped = {*self.all_special_ids} - {self.unk_token_id} if skip_special_tokens else ()
+        return [self._word_of_id(index) for index in map(int, ids) if index not in skipped]
 
     def _word_of_id(self, index: int) -> str:
         word = self._tokenizer.id_to_token(index) if index >= 0 else None
@@ -553,11 +539,12 @@ class ELMoTokenizer(TokenizersBackend):
 
     def with_vocabulary(self, words: Sequence[str], **options) -> "ELMoTokenizer":
         """A tokenizer with the words of another `vocab` and the same options, except those given here."""
-        own = {name: value for name, value in self.init_kwargs.items() if name not in ("name_or_path", "backend")}
-        own |= self.special_tokens_map
+        kept = {**self.init_kwargs, **self.special_tokens_map}
+        for name in ("name_or_path", "backend"):
+            kept.pop(name, None)
         if self.extra_special_tokens:
-            own["extra_special_tokens"] = self.extra_special_tokens
-        new = type(self)(vocab=words, **{**own, **options})
+            kept["extra_special_tokens"] = self.extra_special_tokens
+        new = type(self)(vocab=words, **{**kept, **options})
         new.add_tokens(list(self.splitter.added), special_tokens=True)
         return new
 
@@ -584,8 +571,11 @@ def _integers_or_list(values):
     return array if array.dtype.kind == "i" else values
 
 
-def _without_surrogates(text: str) -> str:
-    return text if text.isascii() else SURROGATES.sub("\ufffd", text)  # an error in Rust
+def _characters_of_words(part: str | Sequence[str], words: Sequence[str]) -> list[tuple[int, int]]:
+    """First character and end of each word in its text or, if words were given, in itself."""
+    if isinstance(part, str):
+        return list(places_of(words, part))
+    return [(0, len(word)) for word in words]
 
 
 def _load_backend(vocab, tokenizer_file, vocab_file) -> Tokenizer:
@@ -652,8 +642,8 @@ def _special_token(word: str) -> AddedToken:
 
 
 def _check_ids(vocab: Mapping[str, int], source: str) -> None:
-    found = {index for index in vocab.values() if isinstance(index, Integral)}
-    missing = [index for index in range(len(vocab)) if index not in found]
+    ids = {index for index in vocab.values() if isinstance(index, Integral)}
+    missing = sorted({*range(len(vocab))} - ids)
     special = {word: vocab.get(word) for word in SPECIAL_WORDS}
     if missing or [*special.values()] != [0, 1, 2, 3]:
         raise ValueError(
