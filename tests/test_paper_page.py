@@ -71,12 +71,9 @@ def test_a_page_with_gaps(tmp_path):
     write_arms(large / "places", {"input": [0.5] * 3, "both": [0.52, 0.53, 0.52], "output": [0.5, 0.6, 0.5]})
     for name in ("tags", "alone", "later"):
         write_arms(large / f"{name}_after", {"elmo": [0.75]})
-    shares = {"biLSTM 1": 0.6545422781271838, "biLSTM 2": 0.6879454926624738}
-    answer = {
-        "same_sense": {"lemmas": 3, "instances": 8, "chance": 0.25},
-        "disambiguation": {**shares, "instances": 14310},
-    }
-    write_records(large / "senses", None, [answer])
+    shares = {"biLSTM 1": 0.6545422781271838, "biLSTM 2": 0.6879454926624738, "instances": 14310}
+    uses = {"lemmas": 3, "instances": 8, "chance": 0.25}
+    write_records(large / "senses", None, [{"same_sense": uses, "disambiguation": shares}])
     log = [{"step": step, "perplexity": value} for step, value in ((0, 40.0), (9, 30.0))]
     write_records(large / "texts", None, [{"log": log, "published_step": 9}])
     page = paper_page(PLAN, large, [tmp_path / "small"])
@@ -86,11 +83,10 @@ def test_a_page_with_gaps(tmp_path):
 
 def test_a_document_keeps_all_but_table_1(tmp_path):
     document = tmp_path / "RESULTS.md"
-    document.write_text(f"# Results\n\n{PAGE_BEGIN}\nold\n{PAGE_END}\n\n## More\n", encoding="utf-8")
+    document.write_text(f"# Results\n\n{PAGE_BEGIN}\nold\n{PAGE_END}\n\n## More\n")
     for _ in range(2):
         update_page(document, f"words\n\n## {TABLE_1}\n\nnew\n\n## Table 2\n\nother")
-        expected = f"# Results\n\n{PAGE_BEGIN}\n\nnew\n\n{PAGE_END}\n\n## More\n"
-        assert document.read_text(encoding="utf-8") == expected
+        assert document.read_text() == f"# Results\n\n{PAGE_BEGIN}\n\nnew\n\n{PAGE_END}\n\n## More\n"
 
 
 @pytest.mark.parametrize("text", ["", f"{PAGE_END}{PAGE_BEGIN}", f"{PAGE_BEGIN}{PAGE_END}{PAGE_BEGIN}{PAGE_END}"])
