@@ -42,8 +42,8 @@ def options_of(folder: Path, **options) -> Options:
     """Options of a run on 60 lines, ten batches an epoch, with the next 20 lines held out."""
     train, held_out = folder / "train.txt", folder / "held_out.txt"
     if not train.exists():
-        train.write_text("\n".join(LINES[:60]) + "\n", encoding="utf-8")
-        held_out.write_text("\n".join(LINES[60:80]) + "\n", encoding="utf-8")
+        train.write_text("\n".join(LINES[:60]) + "\n", "utf-8")
+        held_out.write_text("\n".join(LINES[60:80]) + "\n", "utf-8")
     overrides = options.pop("config_overrides", {})
     context = options.get("context", "sentence")
     sizes = {"per_device_train_batch_tokens": 60} if context == "sentence" else {"per_device_train_batch_size": 8}
@@ -94,7 +94,7 @@ def train(options: Options) -> Pretraining:
 
 def contents(checkpoint: Path) -> tuple[dict[str, torch.Tensor], dict[str, Any], list[dict[str, Any]]]:
     """Weights, training state and log of a checkpoint."""
-    log = json.loads((checkpoint / "training_log.json").read_text(encoding="utf-8"))
+    log = json.loads((checkpoint / "training_log.json").read_text("utf-8"))
     return load_file(checkpoint / "model.safetensors"), load_state(checkpoint), log
 
 
@@ -135,7 +135,7 @@ def launch(folder: Path, program: str, runs: list[Options]) -> str:
     """Makes the runs in two processes, whose output it returns. The log or figures of each are in `NUMBER.json`."""
     folder.mkdir(exist_ok=True)
     runs = [{**options, "use_cpu": False} for options in runs]
-    (folder / "runs.json").write_text(json.dumps([program, runs], default=str), encoding="utf-8")
+    (folder / "runs.json").write_text(json.dumps([program, runs], default=str), "utf-8")
     with torchrun(("--standalone", "--nproc_per_node", "2"), __file__, folder) as launcher:
         output, errors = launcher.communicate(timeout=300)
     assert launcher.returncode == 0, errors[-4000:]
@@ -151,7 +151,7 @@ def main(folder: Path):
         assert dist.get_world_size() == 2
         if dist.get_rank() == 0:
             figures = found.progress.log if is_training else vars(found)
-            (folder / f"{number}.json").write_text(json.dumps(figures), encoding="utf-8")
+            (folder / f"{number}.json").write_text(json.dumps(figures), "utf-8")
     end()
 
 

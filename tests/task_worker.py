@@ -118,7 +118,7 @@ def stopping_trainer(event: str, number: int = 1) -> type[TaskTrainer]:
 
 
 def read_json(path: Path) -> Any:
-    return json.loads(path.read_text(encoding="utf-8"))
+    return json.loads(path.read_text("utf-8"))
 
 
 def written(path: Path, text: str) -> Path:
@@ -129,13 +129,13 @@ def written(path: Path, text: str) -> Path:
 
 
 def predictions_of(path: Path) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+    return [json.loads(line) for line in path.read_text("utf-8").splitlines()]
 
 
 def sentences_of(path: Path) -> list[tuple[list[str], list[str]]]:
     """Words and tags of a file with a word per line, read by a plain loop."""
     pairs = [[]]
-    for line in path.read_text(encoding="utf-8").splitlines():
+    for line in path.read_text("utf-8").splitlines():
         if line.strip():
             pairs[-1].append(tuple(line.split("\t")))
         elif pairs[-1]:
@@ -151,14 +151,14 @@ def questions_of(name: str) -> list[dict[str, Any]]:
 
 
 def write_questions(path: Path, questions: list[dict[str, Any]]) -> Path:
-    path.write_text("".join(json.dumps(question) + "\n" for question in questions), encoding="utf-8")
+    path.write_text("".join(json.dumps(question) + "\n" for question in questions), "utf-8")
     return path
 
 
 def role_sentences_of(path: Path) -> list[tuple[list[str], list[str], list[list[str]]]]:
     """Words, lemmas or -, and brackets of each predicate, of a file of PropBank, read by a plain loop."""
     sentences = []
-    for block in path.read_text(encoding="utf-8").strip().split("\n\n"):
+    for block in path.read_text("utf-8").strip().split("\n\n"):
         columns = list(map(list, zip(*(line.split("\t") for line in block.splitlines()), strict=True)))
         sentences.append((columns[2], columns[4], columns[6:]))
     return sentences
@@ -177,7 +177,7 @@ def capitals(folder: Path) -> dict[str, Path]:
                 before = tag
             lines.append("\n")
         files[f"{split}_file"] = folder / f"{split}.conll"
-        files[f"{split}_file"].write_text("".join(lines), encoding="utf-8")
+        files[f"{split}_file"].write_text("".join(lines), "utf-8")
     return files
 
 

@@ -12,7 +12,9 @@ from bilm_models import LENGTHS, both_classes, computed_by, make_batch, make_con
 from head_models import fails
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from numpy.testing import assert_allclose
 from plain_elmo import PlainELMo
+from torch.testing import assert_close
 
 import modeling_elmo.modeling_elmo
 from modeling_elmo import (
@@ -52,10 +54,10 @@ def test_all_layers_equal_plain_float64(options, backend):
     for row, length in enumerate(LENGTHS):
         expected = plain(characters[row, :length], ids[row, :length] if "word_embedding_size" in options else None)
         layers = torch.stack(output.hidden_states)[:, row]
-        np.testing.assert_allclose(layers[:, :length].numpy(), expected, atol=1e-6, rtol=1e-5)
-        np.testing.assert_allclose(output.elmo_embeddings[row, :length].numpy(), expected.mean(0), atol=1e-6, rtol=1e-5)
+        assert_allclose(layers[:, :length].numpy(), expected, atol=1e-6, rtol=1e-5)
+        assert_allclose(output.elmo_embeddings[row, :length].numpy(), expected.mean(0), atol=1e-6, rtol=1e-5)
         assert not layers[:, length:].any() and not output.elmo_embeddings[row, length:].any()
-    torch.testing.assert_close(output.last_hidden_state, output.hidden_states[-1])
+    assert_close(output.last_hidden_state, output.hidden_states[-1])
 
 
 @settings(max_examples=20, deadline=None)
@@ -98,9 +100,9 @@ def test_states_continue_a_text():
     size = model.config.projection_size
     for layer, (a, b) in enumerate(zip(first.hidden_states, second.hidden_states, strict=True)):
         joined = torch.cat([a, b], 1)[..., :size]  # the forward half read the same words before each word
-        torch.testing.assert_close(joined, whole.hidden_states[layer][..., :size], atol=1e-6, rtol=1e-5)
+        assert_close(joined, whole.hidden_states[layer][..., :size], atol=1e-6, rtol=1e-5)
     for mine, yours in zip(second.final_states, whole.final_states, strict=True):
-        torch.testing.assert_close(mine[:, :, 0], yours[:, :, 0], atol=1e-6, rtol=1e-5)
+        assert_close(mine[:, :, 0], yours[:, :, 0], atol=1e-6, rtol=1e-5)
 
 
 def test_a_state_stays_in_its_row():
@@ -116,7 +118,7 @@ def test_a_state_stays_in_its_row():
         for state, value in zip(states, (torch.nan, torch.inf), strict=True):
             state[0] = value
             found = model(**batch, initial_states=states).last_hidden_state[1:]
-            torch.testing.assert_close(found, output.last_hidden_state[1:])
+            assert_close(found, output.last_hidden_state[1:])
 
 
 @pytest.mark.parametrize("side", ["right", "left"])
@@ -129,7 +131,7 @@ def test_two_texts_in_a_row_do_not_mix(side):
     with torch.no_grad():
         output = model(pair, token_type_ids=types)
         alone = torch.cat([model(text).last_hidden_state for text in (question, context)], 1)
-    torch.testing.assert_close(output.last_hidden_state[:, before : before + 8], alone, atol=1e-6, rtol=1e-5)
+    assert_close(output.last_hidden_state[:, before : before + 8], alone, atol=1e-6, rtol=1e-5)
     assert output.final_states is None
     states = tuple(torch.zeros(1, 2, 2, size) for size in (7, 21))
     fails("`token_type_ids` mark two texts in a row", model, pair, token_type_ids=types, initial_states=states)
@@ -143,7 +145,7 @@ def test_inputs_embeds_replace_words():
         tokens = expected.hidden_states[0][..., : model.config.projection_size]
         for dtype in (torch.float32, torch.float64):
             output = model(inputs_embeds=tokens.to(dtype), attention_mask=batch["attention_mask"])
-            torch.testing.assert_close(output.elmo_embeddings, expected.elmo_embeddings)
+            assert_close(output.elmo_embeddings, expected.elmo_embeddings)
 
 
 def test_each_distinct_word_is_encoded_once(monkeypatch):
@@ -203,7 +205,7 @@ def test_a_debugger_reaches_each_step_of_the_paper():
             language_model(**batch, labels=batch["input_ids"].masked_fill(batch["input_ids"] == 0, -100))
             model(**batch)
 
-    source = Path(modeling_elmo.modeling_elmo.__file__).read_text(encoding="utf-8").splitlines()
+    source = Path(modeling_elmo.modeling_elmo.__file__).read_text("utf-8").splitlines()
     numbers = {}
     for step in STEPS_OF_SECTION_3:
         (numbers[step],) = [number for number, line in enumerate(source, 1) if step in line]
@@ -232,7 +234,7 @@ def test_a_hook_sees_every_position_of_the_text(part):
         seen = []
         handle = getattr(model.get_submodule(part), f"register_{kind}")(lambda *call, seen=seen: seen.append(call[-1]))
         found = model(**batch).last_hidden_state
-        torch.testing.assert_close(found, expected)
+        assert_close(found, expected)
         found.sum().backward()
         handle.remove()
         tensor = seen[0][0] if isinstance(seen[0], tuple) else seen[0]
@@ -286,14 +288,14 @@ def test_scalar_mix_is_equation_1(mode, norm):
             mix.weights.copy_(weights)
         mixed = mix(tuple(layers), mask)
     expected = plain_mix(layers.numpy(), mask.numpy(), mode, weights.double().numpy(), 1.7, norm)
-    np.testing.assert_allclose(mixed.numpy(), expected, atol=2e-5)
+    assert_allclose(mixed.numpy(), expected, atol=2e-5)
     penalty = 0.1 * weights.square().sum() if mode == "learned" else torch.tensor(0.0)
-    torch.testing.assert_close(mix.penalty(), penalty)
+    assert_close(mix.penalty(), penalty)
     assert mix(tuple(layers[:, :, :2]), torch.ones(2, 2)).isfinite().all()  # nothing but markers
     if norm != "bilm":  # which finds the markers by the rows
         whole = mix(tuple(layers), torch.ones(2, 5))
-        torch.testing.assert_close(mix(tuple(layers)), whole)
-        torch.testing.assert_close(mix(tuple(layers.flatten(1, 2))), whole.flatten(0, 1))
+        assert_close(mix(tuple(layers)), whole)
+        assert_close(mix(tuple(layers.flatten(1, 2))), whole.flatten(0, 1))
     else:
         fails("the layers have no rows; pass `attention_mask`", mix, tuple(layers.flatten(1, 2)))
     fails("received 2 layers; pass all 3", mix, tuple(layers[:2]))
@@ -314,10 +316,10 @@ def test_sentence_embeddings_are_means_over_words(side):
     batch["token_type_ids"][1, 3 + shift :] = 1
     mixed = model(**batch).elmo_embeddings
     expected = torch.stack([mixed[0, 1:5].mean(0), mixed[1, 1 + shift], mixed[2, 0] * 0, mixed[3, 0] * 0])
-    torch.testing.assert_close(model.sentence_embeddings(**batch), expected, rtol=0, atol=1e-6)
+    assert_close(model.sentence_embeddings(**batch), expected, rtol=0, atol=1e-6)
     words = (batch["attention_mask"] * (batch["input_ids"] > 2)).bool()
     tokens = torch.where(words[..., None], mixed, expected[:, None])
-    torch.testing.assert_close(model.token_embeddings(**batch), tokens, rtol=0, atol=1e-6)
+    assert_close(model.token_embeddings(**batch), tokens, rtol=0, atol=1e-6)
     fails("`input_ids` are missing", model.sentence_embeddings, batch["character_ids"])
     fails("add_mixing_layer=False", ELMoModel(model.config, add_mixing_layer=False).token_embeddings, **batch)
 
@@ -340,12 +342,12 @@ def test_every_parameter_gets_a_gradient(cls):
 def test_dropout_acts_in_training_alone():
     model = make_model(dropout=0.5)
     batch = make_batch(model.config)
-    torch.testing.assert_close(model(**batch).last_hidden_state, model(**batch).last_hidden_state)
+    assert_close(model(**batch).last_hidden_state, model(**batch).last_hidden_state)
     model.train()
     assert not torch.equal(model(**batch).last_hidden_state, model(**batch).last_hidden_state)
     model.freeze()
     model.train()
-    torch.testing.assert_close(model(**batch).last_hidden_state, model(**batch).last_hidden_state)
+    assert_close(model(**batch).last_hidden_state, model(**batch).last_hidden_state)
     learns = {name for name, p in model.named_parameters() if p.requires_grad}
     assert learns == {"scalar_mix.weights", "scalar_mix.gamma"}
 
@@ -398,10 +400,10 @@ def test_two_streams_equal_one_text_read_twice():
         backward_character_ids=batch["character_ids"].flip(1),
         backward_targets=torch.cat([words.flip(1)[:, 1:], ignored], 1),
     )
-    torch.testing.assert_close(one.forward_loss, two.forward_loss)
-    torch.testing.assert_close(one.backward_loss, two.backward_loss)
+    assert_close(one.forward_loss, two.forward_loss)
+    assert_close(one.backward_loss, two.backward_loss)
     for mine, yours in zip(one.final_states, two.final_states, strict=True):
-        torch.testing.assert_close(mine, yours)
+        assert_close(mine, yours)
     assert len(one.hidden_states) == 3 and two.hidden_states is None
 
 

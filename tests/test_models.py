@@ -7,7 +7,7 @@ import pickle
 import pytest
 import transformers
 from bilm_models import tiny_model
-from task_worker import bilm
+from task_worker import bilm, read_json, written
 from transformers import AutoModel
 
 from modeling_elmo.run_scripts.program.models import check_model, load_pretrained, model_digest
@@ -59,10 +59,10 @@ def test_a_model_without_code_is_the_same_model(tmp_path):
     folder = bilm(tmp_path / "bilm")
     digest = model_digest(str(folder))
     for name in ("config.json", "tokenizer_config.json"):
-        content = json.loads((folder / name).read_text(encoding="utf-8"))
+        content = read_json(folder / name)
         del content["auto_map"]
         text = json.dumps(content, indent=2, sort_keys=True, ensure_ascii=False) + "\n"
-        (folder / name).write_text(text, encoding="utf-8")
+        written(folder / name, text)
     for file in folder.glob("*.py"):
         file.unlink()
     assert model_digest(str(folder)) == digest

@@ -17,7 +17,7 @@ from modeling_elmo.run_scripts.vectors import embedding, neighbors
 from modeling_elmo.run_scripts.vectors.neighbors import WordUse, find_uses, use_vectors
 
 TEXT = Path(__file__).parent / "fixtures" / "demo" / "play.txt"
-LINES = [line.split() for line in TEXT.read_text(encoding="utf-8").splitlines()]
+LINES = [line.split() for line in TEXT.read_text("utf-8").splitlines()]
 
 
 @pytest.fixture(scope="module")

@@ -40,6 +40,6 @@ def test_bfloat16_needs_instructions_of_its_own(machine, of_onednn, of_avx512, i
 @pytest.mark.skipif(not Path("/proc/cpuinfo").is_file(), reason="a file of Linux")
 @pytest.mark.skipif(not torch.backends.mkldnn.is_available(), reason="this build of torch has no oneDNN")
 def test_bfloat16_on_this_machine():
-    text = Path("/proc/cpuinfo").read_text(encoding="utf-8")
+    text = Path("/proc/cpuinfo").read_text("utf-8")
     flags = set(re.search(r"^(?:flags|Features)\s*:(.*)", text, re.MULTILINE)[1].split())
     assert (bfloat16_obstacle() is None) == bool(flags & {"avx512_bf16", "bf16"})

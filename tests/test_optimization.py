@@ -7,6 +7,7 @@ import torch.distributed as dist
 from safetensors.torch import save_file
 from torch import nn
 from torch.multiprocessing import start_processes
+from torch.testing import assert_close
 
 from modeling_elmo.run_scripts.pretraining import optimization
 from modeling_elmo.run_scripts.pretraining.optimization import (
@@ -73,7 +74,7 @@ def trained(model: Model, arguments: OptimizationArguments, steps=STEPS) -> Mode
 
 def assert_equal(ours: nn.Module, expected: nn.Module):
     found, wanted = (dict(model.named_parameters()) for model in (ours, expected))
-    torch.testing.assert_close(found, wanted, rtol=1e-6, atol=1e-7)
+    assert_close(found, wanted, rtol=1e-6, atol=1e-7)
 
 
 @pytest.mark.parametrize("sparse", [False, True])
@@ -90,7 +91,7 @@ def test_adagrad_is_tensorflows(sparse):
                 expected[name] -= 0.2 * gradient / accumulators[name].sqrt()
     trained(model, OptimizationArguments(optim="adagrad"))
     found = {name: parameter.detach().double() for name, parameter in model.named_parameters()}
-    torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-6)
+    assert_close(found, expected, rtol=1e-5, atol=1e-6)
 
 
 def test_adamw_on_dense_gradients():
@@ -155,11 +156,11 @@ def test_clipping_is_torchs(max_norm, sparse):
     for each in (model, expected):
         each.put_gradients([3, 3, 11, 0], seed=1)
     norm = clip_gradients(model.parameters(), max_norm)
-    torch.testing.assert_close(norm, nn.utils.clip_grad_norm_(expected.parameters(), max_norm or math.inf))
+    assert_close(norm, nn.utils.clip_grad_norm_(expected.parameters(), max_norm or math.inf))
     for parameter, other in zip(model.parameters(), expected.parameters(), strict=True):
         if other.grad is not None:
             assert parameter.grad.is_sparse == (sparse and parameter.shape[0] == ROWS)
-            torch.testing.assert_close(parameter.grad.to_dense(), other.grad)
+            assert_close(parameter.grad.to_dense(), other.grad)
 
 
 def test_clipping_gradients_that_are_empty_missing_or_no_numbers():
@@ -233,7 +234,7 @@ def test_reduction_over_processes(tmp_path):
             assert all(gradient.is_sparse and gradient.is_coalesced() for gradient in found)
             assert found[0].indices().tolist() == [sorted({*(rows[0] or []), *(rows[1] or [])})]
             assert torch.equal(found[0].to_dense(), found[1].to_dense())
-            torch.testing.assert_close(found[0].to_dense(), expected)
+            assert_close(found[0].to_dense(), expected)
         for results, model in zip(both, models, strict=True):
             assert torch.equal(results[step]["linear.weight"], model.linear.weight.grad)  # left to DDP
 
@@ -312,7 +313,7 @@ def test_it_is_torchs_muon(weight_decay, dtype):
     found, expected = optimizer.state_dict()["state"], reference.state_dict()["state"]
     assert found.keys() == expected.keys()
     for number in found:
-        torch.testing.assert_close(found[number], expected[number])
+        assert_close(found[number], expected[number])
 
 
 def test_a_matrix_becomes_orthogonal(dtype):
@@ -325,7 +326,7 @@ def test_a_matrix_becomes_orthogonal(dtype):
             a, b, c = COEFFICIENTS
             expected = a * expected + expected @ (b * square + c * square @ square)
         rounding = 1e-5 if dtype == "float32" else 3e-2
-        torch.testing.assert_close(result.double(), expected, rtol=0, atol=rounding)
+        assert_close(result.double(), expected, rtol=0, atol=rounding)
 
 
 def test_parameters_without_a_gradient_and_zeros_stay(dtype):

@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from torch.testing import assert_close
 
 from modeling_elmo.heads.packed_texts import PackedTexts, masked_softmax
 
@@ -12,7 +13,7 @@ def test_masked_softmax_is_one_of_what_is_allowed(dim):
     scores = torch.randn(3, 4, dtype=torch.float64, generator=torch.Generator().manual_seed(0), requires_grad=True)
     found = masked_softmax(scores, mask, dim)
     for line, given, allowed in zip(*(each.movedim(dim, -1) for each in (found, scores, mask)), strict=True):
-        torch.testing.assert_close(line[allowed], given[allowed].softmax(0))
+        assert_close(line[allowed], given[allowed].softmax(0))
         assert not line[~allowed].any()
     assert torch.autograd.gradcheck(lambda scores: masked_softmax(scores, mask, dim), scores)
     with torch.autograd.set_detect_anomaly(True):  # raises at NaN inside the backward pass
@@ -24,7 +25,7 @@ def test_masked_softmax_broadcasts_and_ignores_what_is_masked(dtype):
     scores = torch.tensor([[[-3e4, -3e4, torch.nan], [2.0, 1.0, 6e4]]], dtype=dtype).requires_grad_()
     found = masked_softmax(scores, torch.tensor([[True, True, False]])[:, None], -1)
     expected = torch.tensor([[[0.5, 0.5, 0.0], [0.7311, 0.2689, 0.0]]], dtype=dtype)
-    torch.testing.assert_close(found, expected, atol=2e-3 if dtype == torch.bfloat16 else 1e-3, rtol=0)
+    assert_close(found, expected, atol=2e-3 if dtype == torch.bfloat16 else 1e-3, rtol=0)
     found.square().sum().backward()
     assert scores.grad.isfinite().all() and not scores.grad[..., 2].any()
 
@@ -44,4 +45,4 @@ def test_pairs_are_grouped_by_length():
     starts = [0, *lengths.cumsum(0).tolist()]
     totals = [x[begin:end].sum() for begin, end in zip(starts, starts[1:], strict=False)]
     expected = torch.stack(totals).roll(-4).repeat_interleave(lengths)
-    torch.testing.assert_close(texts.unpack(texts.join(found), len(x))[:, 0], expected)
+    assert_close(texts.unpack(texts.join(found), len(x))[:, 0], expected)

@@ -77,7 +77,7 @@ def arguments_in(place: Path) -> dict[str, Path]:
 
 def run(place: Path, *entries: dict, **options) -> list[dict]:
     plan = place / "plan.json"
-    plan.write_text(json.dumps(entries), encoding="utf-8")
+    written(plan, json.dumps(entries))
     options = {**arguments_in(place), "plan": plan, "use_cpu": True, **options}
     return reproduce.main(["all", *arguments_of(options)])
 
@@ -91,7 +91,7 @@ def test_shipped_records_are_of_the_shipped_plan_and_model(name, place, monkeypa
     """The plan skips what they hold: nothing runs, and no file changes. Those of 14 million words had other weights."""
     folder = place / "paper"
     shutil.copytree(SHIPPED / "experiments" / name, folder)
-    files = {path: path.read_text(encoding="utf-8") for path in folder.rglob("records.jsonl")}
+    files = {path: path.read_text("utf-8") for path in folder.rglob("records.jsonl")}
     assert files and not any(re.search(r'"(/|~|\.\.|file:)', text) for text in files.values())  # folders of a disk
     if name == "elmo-small-en-14M":
         monkeypatch.setattr(paper, "model_digest", lambda _: "32b94fe6620ade9c")
@@ -107,7 +107,7 @@ def test_shipped_records_are_of_the_shipped_plan_and_model(name, place, monkeypa
     assert [entry["name"] for entry in plan if entry not in finished] == others
     assert len(run(place, *plan, model_name_or_path=model, dry_run=True)) == number
     records = run(place, *finished, model_name_or_path=model)
-    assert files == {path: path.read_text(encoding="utf-8") for path in folder.rglob("records.jsonl")}
+    assert files == {path: path.read_text("utf-8") for path in folder.rglob("records.jsonl")}
     assert all({"settings", "arm", "seed"} <= record.keys() for record in records)
 
 
@@ -118,7 +118,7 @@ def test_pages_are_made_of_the_shipped_records(tmp_path):
     document = Path(shutil.copy(results, tmp_path))
     for name, others in (("elmo-small-en-14M", []), ("elmo-small-en", [folder / "elmo-small-en-14M"])):
         page = paper_page(read_plan(PLAN), folder / name, others)
-        assert f"{page}\n" == (SHIPPED / "experiments" / name / "README.md").read_text(encoding="utf-8")
+        assert f"{page}\n" == (SHIPPED / "experiments" / name / "README.md").read_text("utf-8")
     update_page(document, page)
     assert document.read_bytes() == results.read_bytes()
 
@@ -132,15 +132,15 @@ def test_a_plan_runs_side_by_side_once_and_fails_alone(place, monkeypatch, capsy
         run(place, ENTITIES, broken, USES, **options)
     assert re.search(r"\nbroken: .*--elmo_placement.*'nowhere'.* \(see .*broken.output\.log\)", str(error.value))
     assert "3 experiments, 0 of them finished before" in capsys.readouterr().out
-    page = (place / "paper" / "README.md").read_text(encoding="utf-8")
+    page = (place / "paper" / "README.md").read_text("utf-8")
     for expected in ("## Table 1", "entities, F1", "## Figure 2", "## Table 4", "Without results so far: broken."):
         assert expected in page
-    document = (place / "PAGE.md").read_text(encoding="utf-8")
+    document = (place / "PAGE.md").read_text("utf-8")
     assert "entities, F1" in document
     monkeypatch.setattr(paper, "run_command", lambda *_, **__: pytest.fail("a finished experiment ran again"))
     records = run(place, ENTITIES, USES, **options)
     assert sorted((record["arm"], record["seed"]) for record in records) == [("baseline", 42), ("elmo", 42)]
-    assert (place / "PAGE.md").read_text(encoding="utf-8") == document
+    assert (place / "PAGE.md").read_text("utf-8") == document
 
 
 def test_each_arm_needs_its_models(place):
@@ -179,20 +179,20 @@ def test_a_page_without_its_place_is_refused_before_training(place):
 def test_a_page_is_of_one_model_and_one_plan_and_a_dry_run_writes_it(place, capsys):
     run(place, ENTITIES, USES)
     page = place / "paper" / "README.md"
-    text = page.read_text(encoding="utf-8")
+    text = page.read_text("utf-8")
     capsys.readouterr()
     run(place, ENTITIES, USES, {**USES, "name": "others"}, dry_run=True, seeds=2)
     lines = capsys.readouterr().out.split("\n")
     assert re.fullmatch(r"entities: not finished, models: 2 of 4, \d+\.\d minutes for each", lines[0])
     assert lines[1:3] == ["uses: finished", "others: not finished"] and not (place / "paper" / "others").exists()
-    assert page.read_text(encoding="utf-8") == f"{text.rstrip()}\n\nWithout results so far: others.\n"
+    assert page.read_text("utf-8") == f"{text.rstrip()}\n\nWithout results so far: others.\n"
     without = {**ENTITIES, "options": {**ENTITIES["options"], "compare_baseline": False}}
     run(place, without, USES, dry_run=True)  # one arm less is no other plan
     assert capsys.readouterr().out.startswith("entities: finished, models: 2, ")
     page.unlink()
     with patch.object(paper, "run_command", side_effect=KeyboardInterrupt), pytest.raises(KeyboardInterrupt):
         run(place, USES, ENTITIES, seeds=2)
-    assert page.read_text(encoding="utf-8") == text
+    assert page.read_text("utf-8") == text
     with pytest.raises(FileNotFoundError, match="--others elsewhere"):
         run(place, ENTITIES, others="elsewhere")
     changed = {**USES, "options": {**USES["options"], "queries": 2}}
@@ -215,7 +215,7 @@ def test_a_task_takes_the_bilm_that_was_trained_further(place):
     trained = place / "paper" / "text" / "bilm"
     log = read_json(trained / "results" / "pretraining.json")["log"]
     first, *_, last = [entry["perplexity"] for entry in log if "perplexity" in entry]
-    page = (place / "paper" / "README.md").read_text(encoding="utf-8")
+    page = (place / "paper" / "README.md").read_text("utf-8")
     cells = [[cell.strip() for cell in line.strip("|").split("|")] for line in page.split("\n") if line.startswith("|")]
     assert ["posts", f"{first:.1f}", f"{last:.1f}"] in cells and ["the paper: SNLI", "72.1", "16.8"] in cells
     scores = [f"{100 * record['metrics']['validation']['f1']:.2f}" for record in records]

@@ -92,7 +92,7 @@ def test_a_document_keeps_all_but_table_1(tmp_path):
 @pytest.mark.parametrize("text", ["", f"{PAGE_END}{PAGE_BEGIN}", f"{PAGE_BEGIN}{PAGE_END}{PAGE_BEGIN}{PAGE_END}"])
 def test_documents_without_a_place_are_refused(text, tmp_path):
     document = tmp_path / "RESULTS.md"
-    document.write_text(text, encoding="utf-8")
+    document.write_text(text, "utf-8")
     with pytest.raises(ValueError, match=f"RESULTS.md .*{PAGE_BEGIN}"):
         update_page(document, "new")
 

@@ -10,7 +10,7 @@ from accelerate import Accelerator
 from bilm_models import pair_in, save
 from datasets import Dataset, DatasetDict
 from pretraining_worker import LINES, MODEL, arguments_of, launch
-from task_worker import read_json
+from task_worker import read_json, written
 from torch import Tensor
 
 from modeling_elmo import ELMoConfig, ELMoForPreTraining, ELMoTokenizer
@@ -49,7 +49,7 @@ def save_model(folder: Path, **options) -> Path:
         for parameter in model.parameters():
             parameter.mul_(1.5).add_(0.02 * torch.randn_like(parameter))
     save(folder, model, tokenizer)
-    (folder / "held_out.txt").write_text("\n".join(TEXT) + "\n", encoding="utf-8")
+    written(folder / "held_out.txt", "\n".join(TEXT) + "\n")
     return folder
 
 
@@ -157,7 +157,7 @@ def test_streams_give_the_figure_of_the_original(kind, tmp_path):
     expected = read_json(original / "expected.json")
     for name in expected.keys() & {"perplexity", "forward", "backward"}:
         assert getattr(found, name) == pytest.approx(expected[name], rel=1e-6), name
-    lines = (original / "text.txt").read_text(encoding="utf-8").splitlines()
+    lines = (original / "text.txt").read_text("utf-8").splitlines()
     plain = Plain(folder)
     check(found, *(plain.piece(lines, direction) for direction in (0, 1)), 139)
 
@@ -219,7 +219,7 @@ def test_mistakes(full, tmp_path, monkeypatch, options, message):
     monkeypatch.chdir(tmp_path)
     if options.get("validation_file") != "empty.txt":
         monkeypatch.setattr(perplexity, "evaluate", lambda *_: pytest.fail("the text was read"))
-    Path("empty.txt").write_text("\n \n", encoding="utf-8")
+    Path("empty.txt").write_text("\n \n", "utf-8")
     data = Dataset.from_dict({"text": TEXT})
     data.save_to_disk("data")
     data.to_json("files/train.jsonl")

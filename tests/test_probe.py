@@ -99,7 +99,7 @@ def test_vectors_from_elsewhere(files, tmp_path):
     assert found == {split: str(tmp_path / f"my.{split}.txt") for split in files}
     draw, names = np.random.default_rng(0), ["ADJ", "ADV", "DET", "NOUN", "VERB"]
     for split, path in files.items():
-        blocks = path.read_text(encoding="utf-8").split("\n\n")
+        blocks = path.read_text("utf-8").split("\n\n")
         with h5py.File(tmp_path / f"my.{split}.hdf5", "w") as arrays:
             for number, block in enumerate(blocks):
                 tags = [line.split("\t")[1] for line in block.split("\n") if line]

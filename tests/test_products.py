@@ -6,6 +6,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
+from torch.testing import assert_close
 
 from modeling_elmo.kernels import onednn, plan, products
 from modeling_elmo.kernels.onednn import onednn_dtypes
@@ -36,12 +37,12 @@ def test_product_equals_linear(operators, rows, keep):
         else:
             stored = weight if keep is None else packed(weight, keep)
         expected = F.linear(inputs, weight, bias)
-        torch.testing.assert_close(product(inputs, stored, bias), expected)
-        torch.testing.assert_close(product(inputs, stored), F.linear(inputs, weight))
-        torch.testing.assert_close(product(inputs, stored, bias, plus_NG=other.clone()), expected + other)
-        torch.testing.assert_close(product(inputs, stored, plus_NG=other.clone()), F.linear(inputs, weight) + other)
+        assert_close(product(inputs, stored, bias), expected)
+        assert_close(product(inputs, stored), F.linear(inputs, weight))
+        assert_close(product(inputs, stored, bias, plus_NG=other.clone()), expected + other)
+        assert_close(product(inputs, stored, plus_NG=other.clone()), F.linear(inputs, weight) + other)
         clipped = product(inputs, stored, bias, clip=0.5)
-        torch.testing.assert_close(clipped, expected.clamp(-0.5, 0.5))
+        assert_close(clipped, expected.clamp(-0.5, 0.5))
         assert not rows or (clipped.abs() == 0.5).any()
         assert clipped.is_contiguous()
 
@@ -63,14 +64,14 @@ def test_gradients_equal_linear(operators, frozen, bias):
     for name, parameter in linear.named_parameters():
         parameter.requires_grad_(name not in frozen)
     assert make_plan([linear], inputs).backend == "training"
-    torch.testing.assert_close(*outcome(linear, inputs))
+    assert_close(*outcome(linear, inputs))
 
 
 def test_parts_of_larger_matrices(monkeypatch):
     monkeypatch.setattr(products, "FEW_PRODUCTS", 1)
     values = torch.randn(2, 3, 12)
     for part in (values[..., :6], values[..., ::2], values[:, 0, 6:], values[:0, :, :6]):
-        torch.testing.assert_close(*outcome(nn.Linear(6, 4), part.requires_grad_()))
+        assert_close(*outcome(nn.Linear(6, 4), part.requires_grad_()))
 
 
 def test_a_changed_linear_is_called():
@@ -81,7 +82,7 @@ def test_a_changed_linear_is_called():
     inputs, hooked = torch.randn(4, 3), nn.Linear(3, 2)
     hooked.register_forward_hook(lambda module, arguments, output: output + 1)
     for linear in (Doubled(3, 2), hooked):
-        torch.testing.assert_close(fast_linear(linear, inputs), linear(inputs))
+        assert_close(fast_linear(linear, inputs), linear(inputs))
     with torch.autocast("cpu"):
         assert fast_linear(nn.Linear(3, 2), inputs).dtype == torch.bfloat16
     calls, linear = [], nn.Linear(3, 2)
@@ -95,6 +96,6 @@ def test_tanh_is_exact_to_rounding():
     for out in (None, torch.empty_like(values)):
         found = tanh(values, out)
         assert out is None or found is out
-        torch.testing.assert_close(found.double(), values.double().tanh(), rtol=0, atol=2e-7)
+        assert_close(found.double(), values.double().tanh(), rtol=0, atol=2e-7)
     assert tanh(torch.tensor(math.nan)).isnan()
-    torch.testing.assert_close(tanh(values.double()), values.double().tanh(), rtol=0, atol=0)
+    assert_close(tanh(values.double()), values.double().tanh(), rtol=0, atol=0)

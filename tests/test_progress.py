@@ -53,7 +53,7 @@ def test_lines_in_a_log(tmp_path):
     with open(tmp_path / "log", "wb") as log:
         printed = start(log.fileno(), **seconds).communicate()[0].decode().splitlines()
     assert printed == [f"step {step}" for step in range(20)]
-    text = (tmp_path / "log").read_text(encoding="utf-8")
+    text = (tmp_path / "log").read_text("utf-8")
     assert "\x1b" not in text
     lines = [line.strip() for line in text.splitlines() if line.strip()]
     form = re.compile(r"\d+% \d+/20 \[\d\d:\d\d<\d\d:\d\d, .*it/s, loss \d+]")

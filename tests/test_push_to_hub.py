@@ -51,7 +51,7 @@ def folder(tmp_path) -> Path:
     tokenizer = ELMoTokenizer(vocab=WORDS)
     model = ELMoForPreTraining(ELMoConfig.from_preset("tiny", vocab_size=len(tokenizer)))
     folder = save(tmp_path / "trained", model, tokenizer)
-    (folder / "README.md").write_text("---\nlicense: mit\n---\n\nBy hand.\n", encoding="utf-8")
+    (folder / "README.md").write_text("---\nlicense: mit\n---\n\nBy hand.\n", "utf-8")
     (folder / "curve.png").write_bytes(b"picture")
     write_result(folder, "nearest_neighbors", {"word": "play"})
     (folder / "checkpoint-7").mkdir()
@@ -113,8 +113,8 @@ def test_others_can_read_the_weights(folder, trusting):
 
 def test_a_card_stays_unless_it_is_given_new_facts(folder, trusting):
     kept = send(folder, "--output_dir", str(folder.parent / "kept"))
-    assert (kept / "README.md").read_text(encoding="utf-8") == (folder / "README.md").read_text(encoding="utf-8")
-    (folder.parent / "why.md").write_text("From speeches.", encoding="utf-8")
+    assert (kept / "README.md").read_text("utf-8") == (folder / "README.md").read_text("utf-8")
+    (folder.parent / "why.md").write_text("From speeches.", "utf-8")
     facts = ["--license", "mit", "--language", "en", "ko", "--data_statement", str(folder.parent / "why.md")]
     new = send(folder, "--output_dir", str(folder.parent / "new"), *facts)
     card = ModelCard.load(new / "README.md")
@@ -143,14 +143,14 @@ EXAMPLE = "Warning: the card's example is English. Pass --example"
 )
 def test_missing_fields_of_the_card_are_told(front, options, expected, folder, trusting, capsys):
     """Whether a card is written by hand or by the program, and with how to state them; the folder is written."""
-    (folder / "README.md").write_text(front + "By hand.\n", encoding="utf-8")
+    (folder / "README.md").write_text(front + "By hand.\n", "utf-8")
     send(folder, *options.split())
     lines = [line for line in capsys.readouterr().out.splitlines() if line.startswith("Warning")]
     assert len(lines) == len(expected) and all(map(str.startswith, lines, expected))
 
 
 def test_front_matter_that_is_not_yaml(folder, trusting):
-    (folder / "README.md").write_text("---\nlicense: [\n---\n", encoding="utf-8")
+    (folder / "README.md").write_text("---\nlicense: [\n---\n", "utf-8")
     with pytest.raises(ValueError, match=r"front matter of README\.md is not YAML: (?s:.*) Correct it\."):
         send(folder)
 
@@ -170,17 +170,17 @@ def test_pushing(folder, hub, trusting):
 
 def test_a_card_is_written_again_for_the_repository(folder, trusting):
     """A card with words added by hand stays."""
-    card = write_bilm_card(folder, "trained").read_text(encoding="utf-8")
+    card = write_bilm_card(folder, "trained").read_text("utf-8")
     found = send(folder, "--output_dir", str(folder.parent / "assembled"))
     renamed = card.replace("# trained", "# elmo-xy").replace("'trained'", "'someone/elmo-xy'")
-    assert (found / "README.md").read_text(encoding="utf-8") == renamed != card
+    assert (found / "README.md").read_text("utf-8") == renamed != card
 
-    (folder / "README.md").write_text(card + "\nBy hand, of trained.\n", encoding="utf-8")
+    (folder / "README.md").write_text(card + "\nBy hand, of trained.\n", "utf-8")
     with pytest.raises(ValueError, match=r"trained/README\.md .*'someone/elmo-xy' in place of 'trained'"):
         send(folder)
-    (folder / "README.md").write_text(renamed + "\nBy hand, of trained.\n", encoding="utf-8")
+    (folder / "README.md").write_text(renamed + "\nBy hand, of trained.\n", "utf-8")
     found = send(folder, "--output_dir", str(folder.parent / "kept"))
-    assert (found / "README.md").read_text(encoding="utf-8") == renamed + "\nBy hand, of trained.\n"
+    assert (found / "README.md").read_text("utf-8") == renamed + "\nBy hand, of trained.\n"
 
 
 @pytest.mark.slow
@@ -236,7 +236,7 @@ def test_a_head_without_a_record(folder, cls, example):
     """The stock Trainer or a loop leaves none. The card's example is run, and the logits are compared."""
     config = ELMoConfig.from_pretrained(folder, task_hidden_size=8, classifier="esim", id2label={0: "O", 1: "B-X"})
     head = save(folder.parent / "head", cls(config), ELMoTokenizer.from_pretrained(folder))
-    text = (send(head, "--output_dir", str(folder.parent / "new")) / "README.md").read_text(encoding="utf-8")
+    text = (send(head, "--output_dir", str(folder.parent / "new")) / "README.md").read_text("utf-8")
     assert example in text and "bilm" not in text and "Its quality was not recorded" in text
 
 
@@ -248,7 +248,7 @@ def test_a_failed_upload_is_reported(folder, hub, trusting):
 
 @pytest.mark.slow
 def test_a_card_whose_example_fails(folder, hub):
-    (folder / "README.md").write_text("```python\n1 / 0\n```\n", encoding="utf-8")
+    (folder / "README.md").write_text("```python\n1 / 0\n```\n", "utf-8")
     with pytest.raises(OSError, match="(?s)does not load, or its card's example fails:.*ZeroDivisionError"):
         send(folder, "--push")
     assert not hub.called
@@ -296,7 +296,7 @@ def test_a_base_model_without_a_card_gets_one(folder, trusting):
     (folder / "README.md").unlink()
     ELMoModel.from_pretrained(folder).save_pretrained(folder)
     found = send(folder, "--output_dir", str(folder.parent / "assembled"))
-    text = (found / "README.md").read_text(encoding="utf-8")
+    text = (found / "README.md").read_text("utf-8")
     assert "No license is recorded." in text and "AutoModelForPreTraining" not in text
     assert json.loads((found / "config.json").read_text())["architectures"] == ["ELMoModel"]
 

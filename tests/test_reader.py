@@ -17,6 +17,7 @@ from head_models import (
     stirred,
     targets_of,
 )
+from torch.testing import assert_close
 
 from modeling_elmo import ELMoForQuestionAnswering
 from modeling_elmo.heads.reader import SpanReader, TrilinearAttention
@@ -83,8 +84,8 @@ def test_scores_are_those_of_the_papers(elmo):
         places = [mask[row].nonzero().flatten().tolist() for mask in (question, context)]
         vectors = None if elmo_vectors is None else elmo_vectors[row]
         starts, ends, none = plain_reader(reader, inputs[row], vectors, *places)
-        torch.testing.assert_close(found_starts[row, places[1]].tolist(), starts)
-        torch.testing.assert_close(found_ends[row, places[1]].tolist(), ends)
+        assert_close(found_starts[row, places[1]].tolist(), starts)
+        assert_close(found_ends[row, places[1]].tolist(), ends)
         assert float(found_none[row]) == pytest.approx(none)
 
 
@@ -114,7 +115,7 @@ def test_answers_are_words_of_the_context_or_the_first_token(head, side):
         assert torch.equal(logits > -1e30, context | first) and logits.isfinite().all()
         assert (logits.softmax(1)[~(context | first)] == 0).all()
     losses = [F.cross_entropy(output[f"{side}_logits"], targets[f"{side}_positions"]) for side in ("start", "end")]
-    torch.testing.assert_close(output.loss, sum(losses) / 2 + model.penalty())
+    assert_close(output.loss, sum(losses) / 2 + model.penalty())
     if head == "paper":  # "no answer" has one score for start and end
         assert torch.equal(output.start_logits[first], output.end_logits[first])
 
@@ -126,9 +127,9 @@ def test_a_question_changes_no_vector_of_the_context():
         second[name][0, -6:] = context[0, -6:]
     layers = [model(**batch, output_hidden_states=True).hidden_states for batch in (first, second)]
     for one, other in zip(*layers, strict=True):
-        torch.testing.assert_close(one[0, -6:], other[0, -6:], rtol=0, atol=1e-6)
+        assert_close(one[0, -6:], other[0, -6:], rtol=0, atol=1e-6)
     states = [read_by(model, model.reader.attention, batch) for batch in (first, second)]
-    torch.testing.assert_close(states[0][0][0, -6:], states[1][0][0, -6:], rtol=0, atol=1e-6)
+    assert_close(states[0][0][0, -6:], states[1][0][0, -6:], rtol=0, atol=1e-6)
     logits = [model(**batch).start_logits[0, -5:-1] for batch in (first, second)]
     assert (logits[0] - logits[1]).abs().max() > 1e-3
 

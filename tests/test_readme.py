@@ -22,7 +22,7 @@ from modeling_elmo.run_scripts.modeling_elmo_cli import PROGRAMS
 
 ROOT = Path(__file__).parents[1]
 DOCUMENTS = {
-    path.relative_to(ROOT).as_posix(): path.read_text(encoding="utf-8")
+    path.relative_to(ROOT).as_posix(): path.read_text("utf-8")
     for path in sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/*.md")])
 }
 OUTPUTS = {  # compared in each document with blocks of Python or commands

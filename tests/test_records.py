@@ -43,6 +43,6 @@ def test_the_best_run_is_chosen_on_validation_data():
     ],
 )
 def test_reading_a_broken_record(tmp_path, content, received):
-    (tmp_path / "record.json").write_text(content, encoding="utf-8")
+    (tmp_path / "record.json").write_text(content, "utf-8")
     with pytest.raises(ValueError, match=received):
         read_record(tmp_path / "record.json")

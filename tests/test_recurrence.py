@@ -5,6 +5,7 @@ import torch
 from bilm_models import computed_by
 from head_models import on_rows
 from torch import nn
+from torch.testing import assert_close
 
 from modeling_elmo.heads.recurrence import TaskGRU, TaskLSTM, VariationalDropout
 
@@ -51,16 +52,16 @@ def test_equals_torch_on_each_row_alone(cls, num_layers, backend):
     assert outputs.shape == (6, 6, rnn.output_size) == (6, 6, 6)
     assert not outputs[~MASK].any()
     expected = [other(row[real])[0] for row, real in zip(theirs, MASK, strict=True) if real.any()]
-    torch.testing.assert_close(outputs[MASK], torch.cat(expected), **EXACT)
+    assert_close(outputs[MASK], torch.cat(expected), **EXACT)
     with computed_by("inference"), torch.no_grad():
-        torch.testing.assert_close(on_rows(rnn, ours, MASK), outputs, **EXACT)
+        assert_close(on_rows(rnn, ours, MASK), outputs, **EXACT)
     outputs.sin().sum().backward()
     sum(rows.sin().sum() for rows in expected).backward()
-    torch.testing.assert_close(ours.grad, theirs.grad, **EXACT)
+    assert_close(ours.grad, theirs.grad, **EXACT)
     for depth, layer in enumerate(rnn.layers):
         for name, parameter in layer.named_parameters():
             expected_grad = getattr(other, name.replace("_l0", f"_l{depth}")).grad
-            torch.testing.assert_close(parameter.grad, expected_grad, **EXACT)
+            assert_close(parameter.grad, expected_grad, **EXACT)
 
 
 @pytest.mark.parametrize("backend", ["training", "reference"])
@@ -75,13 +76,13 @@ def test_vectors_enter_between_the_first_two_layers(backend):
             states, _ = rnn.layers[0](inputs[row, real])
             for layer, more in zip(rnn.layers[1:], ([between[row, real]], []), strict=True):
                 states, _ = layer(torch.cat([states, *more], -1))
-            torch.testing.assert_close(outputs[row, real], states, **EXACT)
+            assert_close(outputs[row, real], states, **EXACT)
 
 
 def test_dropout_stands_between_layers_alone():
     one, two = make_lstm(1, dropout=0.9), make_lstm(2, dropout=0.9)
     inputs = make_inputs()
-    torch.testing.assert_close(on_rows(one, inputs, MASK), on_rows(one.eval(), inputs, MASK))
+    assert_close(on_rows(one, inputs, MASK), on_rows(one.eval(), inputs, MASK))
     seen = []
     two.layers[1].register_forward_pre_hook(lambda _, packed: seen.append(packed[0].data))
     dropped = on_rows(two, inputs, MASK)
@@ -102,7 +103,7 @@ def test_initialization():
             assert 0.97 * bound < parameter.abs().max() <= bound and parameter.mean().abs() < 0.1 * bound
         elif "weight_hh" in name:
             for gate in parameter.chunk(4) if parameter is not loaded else ():
-                torch.testing.assert_close(gate @ gate.t(), torch.eye(30), atol=1e-5, rtol=0)
+                assert_close(gate @ gate.t(), torch.eye(30), atol=1e-5, rtol=0)
         else:
             forget = 1.0 if "bias_ih" in name else 0.0
             assert [gate.unique().tolist() for gate in parameter.chunk(4)] == [[0.0], [forget], [0.0], [0.0]]
@@ -113,7 +114,7 @@ def test_variational_dropout_has_one_mask_for_all_times():
     x, text = torch.rand(40 * 7, 50) + 1, torch.arange(40).repeat_interleave(7)
     assert VariationalDropout(0.5).eval()(x, text) is x and VariationalDropout(0)(x, text) is x
     scale = (VariationalDropout(0.3)(x, text) / x).view(40, 7, 50)
-    torch.testing.assert_close(scale, scale[:, :1].expand_as(scale))
+    assert_close(scale, scale[:, :1].expand_as(scale))
     assert (scale[:, 0] == 0).logical_or((scale[:, 0] - 1 / 0.7).abs() < 1e-5).all()
     assert len(scale[:, 0].unique(dim=0)) == 40 and len(scale[:, 0].unique(dim=1).t()) == 50  # rows, features
     assert abs((scale[:, 0] == 0).float().mean() - 0.3) < 0.05

@@ -19,8 +19,8 @@ import modeling_elmo
 
 FOLDERS = ("modeling_elmo", "tokenization", "run_scripts")
 MODULES = ("modeling_elmo_cli", "modeling_elmo_spacy")
-PYPROJECT = (ROOT / "pyproject.toml").read_text(encoding="utf-8")
-WORKFLOWS = {path.name: path.read_text(encoding="utf-8") for path in (ROOT / ".github" / "workflows").glob("*.yml")}
+PYPROJECT = (ROOT / "pyproject.toml").read_text("utf-8")
+WORKFLOWS = {path.name: path.read_text("utf-8") for path in (ROOT / ".github" / "workflows").glob("*.yml")}
 
 
 def lowest_torch(package: str, extra: str) -> str:
@@ -87,7 +87,7 @@ def contents(wheel: Path) -> dict[str, bytes]:
 
 def test_all_places_name_the_same_version():
     version = re.search(r'^version = "(.*)"$', PYPROJECT, re.MULTILINE)[1]
-    citation = yaml.safe_load((ROOT / "CITATION.cff").read_text(encoding="utf-8"))
+    citation = yaml.safe_load((ROOT / "CITATION.cff").read_text("utf-8"))
     assert modeling_elmo.__version__ == citation["version"] == version
 
 
@@ -99,7 +99,7 @@ def test_the_lowest_python_is_checked_and_named():
 
 
 def test_all_folders_with_pinned_actions_are_updated():
-    [updates] = yaml.safe_load((ROOT / ".github" / "dependabot.yml").read_text(encoding="utf-8"))["updates"]
+    [updates] = yaml.safe_load((ROOT / ".github" / "dependabot.yml").read_text("utf-8"))["updates"]
     assert (updates["package-ecosystem"], updates["directory"]) == ("github-actions", "/")  # all of .github/workflows
 
 
@@ -136,7 +136,7 @@ def test_a_workflow_is_pinned_and_has_least_permissions(name):
 def test_a_workflow_calls_what_exists(name):
     steps = [step for job in yaml.safe_load(WORKFLOWS[name])["jobs"].values() for step in job["steps"]]
     commands = "\n".join(step.get("run", "") for step in steps)
-    targets = re.findall(r"^([\w-]+):", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE)
+    targets = re.findall(r"^([\w-]+):", (ROOT / "Makefile").read_text("utf-8"), re.MULTILINE)
     assert {*re.findall(r"\bmake ([\w-]+)", commands)} <= {*targets}
     files = re.findall(r"\.ci/\w+|tests/[\w*]+\.py|\w+\.(?:txt|toml|md)\b", commands)
     assert files and all([*ROOT.glob(file)] for file in files), files

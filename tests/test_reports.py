@@ -24,6 +24,6 @@ def test_records_are_in_the_order_of_the_run_and_others_stay(tmp_path):
 
 
 def test_a_damaged_line_is_named(tmp_path):
-    (tmp_path / RECORDS).write_text('{"arm": "elmo"}\n{"arm": "el', encoding="utf-8")
+    (tmp_path / RECORDS).write_text('{"arm": "elmo"}\n{"arm": "el', "utf-8")
     with pytest.raises(ValueError, match=f"{RECORDS}, line 2 is not JSON"):
         read_records(tmp_path)

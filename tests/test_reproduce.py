@@ -5,7 +5,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from task_worker import FIXTURES, bilm, launch, options_of, read_json
+from task_worker import FIXTURES, bilm, launch, options_of, read_json, written
 
 from modeling_elmo.run_scripts import reproduce, run_task
 from modeling_elmo.run_scripts.experiments import experiment
@@ -48,7 +48,7 @@ def test_an_experiment_made_before_is_recognized_as_finished(task, place, tmp_pa
     record = {"task": task, "arm": "elmo", "seed": 42, "metric": "f1", "metrics": {"test": {"f1": 0.5}}}
     record["settings"] = known
     for name, value in (("settings", known), ("record", record)):
-        (tmp_path / "old" / f"{name}.json").write_text(json.dumps(value), encoding="utf-8")
+        written(tmp_path / "old" / f"{name}.json", json.dumps(value))
     assert reproduce.main(default_options(task, tmp_path / "old")) == [record]
     with pytest.raises(FileExistsError, match="other settings: elmo_dropout 0.5, now 0.4. Pass another --output_dir"):
         reproduce.main([*default_options(task, tmp_path / "old"), "--elmo_dropout", "0.4"])

@@ -12,8 +12,8 @@ from modeling_elmo.run_scripts.cards.results import write_results
 def test_results_are_written_whole(tmp_path):
     """0.206 of the errors are gone: (0.68 - 0.54) / 0.68."""
     assert write_results(tmp_path, RECORDS) == "ner"
-    check_golden((tmp_path / "results" / "ner.md").read_text(encoding="utf-8"), "pages/results.md")
-    assert json.loads((tmp_path / "results" / "ner.json").read_text(encoding="utf-8")) == {"records": RECORDS}
+    check_golden((tmp_path / "results" / "ner.md").read_text("utf-8"), "pages/results.md")
+    assert json.loads((tmp_path / "results" / "ner.json").read_text("utf-8")) == {"records": RECORDS}
     before = {path: path.read_bytes() for path in (tmp_path / "results").iterdir()}
     with pytest.raises(TypeError):
         write_results(tmp_path, [{**RECORDS[0], "settings": {1, 2}}])
@@ -25,5 +25,5 @@ def test_a_record_may_lack_what_no_table_needs(tmp_path):
     needed = ("task", "arm", "seed", "metric", "metrics")
     ensemble = {name: RECORDS[0][name] for name in needed} | {"arm": "a|b", "settings": {"ensemble": ["c"]}}
     assert write_results(tmp_path, [ensemble], "layers") == "ner_layers_ensemble"
-    text = (tmp_path / "results" / "ner_layers_ensemble.md").read_text(encoding="utf-8")
+    text = (tmp_path / "results" / "ner_layers_ensemble.md").read_text("utf-8")
     check_golden(text, "pages/results_of_an_ensemble.md")

@@ -8,6 +8,7 @@ from accelerate import cpu_offload
 from bilm_models import computed_by
 from head_models import on_rows
 from torch import nn
+from torch.testing import assert_close
 
 from modeling_elmo.heads import recurrence
 from modeling_elmo.heads.recurrence import read_both_ways
@@ -48,7 +49,7 @@ def test_gradients_are_those_of_torchs_own(kind, few, rows, monkeypatch):
         with computed_by(backend), patch("modeling_elmo.kernels.lstm_cpu.product", wraps=product) as products:
             outputs = read(layer, x, REAL[:rows])
             gradients.append(torch.autograd.grad(outputs.sin().sum(), [x, *layer.parameters()]))
-    torch.testing.assert_close(*gradients, rtol=1e-4, atol=1e-4)
+    assert_close(*gradients, rtol=1e-4, atol=1e-4)
     has_products = few == 0 and torch.backends.mkldnn.is_available()
     two_directions_two_ways = 4 * 7  # steps
     assert products.call_count == (two_directions_two_ways if has_products else 0)
@@ -62,12 +63,12 @@ def test_torchs_own_is_taken_where_ours_cannot_be(kind, monkeypatch):
     monkeypatch.setattr(GRULoop, "apply", lambda *_: calls.append("ours"))
     monkeypatch.setattr(recurrence, "lstm_both_ways", lambda *_: calls.append("ours"))
     hook = layer.register_forward_hook(lambda *_: calls.append("hook"))
-    torch.testing.assert_close(read(layer, x), expected)
+    assert_close(read(layer, x), expected)
     hook.remove()
     with torch.autocast("cpu", torch.bfloat16):
-        torch.testing.assert_close(read(layer, x).float(), expected, rtol=0.1, atol=0.1)
+        assert_close(read(layer, x).float(), expected, rtol=0.1, atol=0.1)
     cpu_offload(layer, execution_device=torch.device("cpu"))
-    torch.testing.assert_close(read(layer, x), expected)
+    assert_close(read(layer, x), expected)
     assert calls == ["hook"]
 
 
@@ -78,4 +79,4 @@ def test_modules_that_quantizers_changed_are_called(kind):
     model, x = nn.Sequential(make_layer(kind)), make_rows()
     quantized = quantization.quantize_dynamic(model, {nn.GRU, nn.LSTM})
     found, expected = (read(each[0], x) for each in (quantized, model))
-    torch.testing.assert_close(found, expected, rtol=0.1, atol=0.05)
+    assert_close(found, expected, rtol=0.1, atol=0.05)

@@ -6,6 +6,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from head_models import NAMES, fails, make_batch, make_config, make_model, marked, read_by, stirred, targets_of
+from torch.testing import assert_close
 from transformers import AutoModelForTokenClassification
 
 from modeling_elmo import (
@@ -50,14 +51,14 @@ def test_the_loss_is_the_sum_of_two_means_and_the_penalty(options, side):
     output = model.train()(**batch, **targets)
     known = targets["labels"] != -100
     roles = F.nll_loss(output.logits[known], targets["labels"][known])
-    torch.testing.assert_close(output.logits.exp().sum(-1), torch.ones(known.shape))
+    assert_close(output.logits.exp().sum(-1), torch.ones(known.shape))
     known = targets["predicate_labels"] != -100
     chances = output.predicate_logits[known].sigmoid()
     predicates = F.binary_cross_entropy(chances, targets["predicate_labels"][known].float())
     penalty = 0.3 * model.input_mix.weights.square().sum()
-    torch.testing.assert_close(output.loss, roles + predicates + penalty)
+    assert_close(output.loss, roles + predicates + penalty)
     for name, part in (("labels", roles), ("predicate_labels", predicates)):
-        torch.testing.assert_close(model(**batch, **{name: targets[name]}).loss, part + penalty)
+        assert_close(model(**batch, **{name: targets[name]}).loss, part + penalty)
     assert model(**batch).loss is None
 
 
@@ -67,7 +68,7 @@ def test_batches_of_a_run_share_its_number_of_labels():
     targets = targets_of(model, batch)
     whole = model(**batch, **targets).loss
     parts = ({name: tensor[rows] for name, tensor in (batch | targets).items()} for rows in (slice(1), slice(1, 4)))
-    torch.testing.assert_close(sum(model(**part, num_items_in_batch=13).loss for part in parts), whole)
+    assert_close(sum(model(**part, num_items_in_batch=13).loss for part in parts), whole)
 
 
 @every_kind
@@ -77,7 +78,7 @@ def test_without_known_labels_only_the_penalty_remains(options, count):
     batch = marked(make_batch(model.config))
     unknown = torch.full_like(batch["input_ids"], -100)
     loss = model(**batch, labels=unknown, predicate_labels=unknown, num_items_in_batch=count).loss
-    torch.testing.assert_close(loss, model.penalty())
+    assert_close(loss, model.penalty())
     loss.backward()
     for name, parameter in model.named_parameters():
         if parameter.requires_grad and "mix.weights" not in name:
@@ -101,7 +102,7 @@ def test_the_bilm_and_the_search_for_predicates_read_no_marks(options, freeze):
     texts = model.elmo(**batch).hidden_states
     for output in rows:
         assert all(map(torch.equal, output.hidden_states, texts))
-        torch.testing.assert_close(output.predicate_logits, rows[0].predicate_logits)
+        assert_close(output.predicate_logits, rows[0].predicate_logits)
     words = batch["input_ids"] >= 4
     assert (rows[0].logits - rows[1].logits)[words].abs().max() > 1e-3
     assert (rows[2].logits - rows[1].logits)[words].abs().max() > 1e-3

@@ -22,7 +22,7 @@ def test_a_run_leaves_model_card_record_and_predictions(place):
     assert read_json(run / "results" / "ner.json")["records"] == [record]
     assert (run / "results" / "ner.md").is_file() and (run / "model.safetensors").is_file()
     assert len(predictions_of(run / "predictions_test.jsonl")) == 20
-    card = (run / "README.md").read_text(encoding="utf-8")
+    card = (run / "README.md").read_text("utf-8")
     assert "license: mit" in card and "- en" in card
     assert record["settings"]["elmo_placement"] == "input" and record["settings"]["scalar_mix_l2"] == 0.1
     assert record["settings"]["train_file"] == "wnut17_train.conll"  # no folder of the author's disk

@@ -103,7 +103,7 @@ def test_options_are_refused_before_the_text_is_read(options, message, tmp_path,
 
 def test_a_new_model_predicts_the_words_of_a_vocabulary_file(tmp_path):
     words = ["<S>", "</S>", "<UNK>", *dict.fromkeys(" ".join(LINES).split())]
-    (tmp_path / "words.txt").write_text("\n".join(words), encoding="utf-8")
+    (tmp_path / "words.txt").write_text("\n".join(words), "utf-8")
     pretrain(tmp_path, **SHORT, vocabulary_size=None, vocabulary_file=tmp_path / "words.txt")
     tokenizer = ELMoTokenizer.from_pretrained(tmp_path / "run")
     assert tokenizer.convert_ids_to_tokens(range(len(tokenizer))) == ["<PAD>", *words]
@@ -180,7 +180,7 @@ def test_the_card_tells_what_a_resumed_run_changed(base, tmp_path):
     record = read_result(tmp_path / "run", "pretraining")
     assert record["settings"] == first["settings"] | {"max_steps": 16}  # the model's options are still there
     assert record["earlier_settings"] == [{"until_step": 15, "settings": first["settings"]}]
-    card = (tmp_path / "run" / "README.md").read_text(encoding="utf-8")
+    card = (tmp_path / "run" / "README.md").read_text("utf-8")
     assert "and the settings until step 15, which differ.\n" in card and "\nmax_steps=16\n" in card
 
 
@@ -189,10 +189,8 @@ def test_the_card_tells_what_a_resumed_run_changed(base, tmp_path):
 
 def test_a_perplexity_stands_beside_that_of_a_unigram(base, tmp_path, warnings_of_transformers):
     """Counted here by hand. The untrained model begins near it, and is told to be worse after a bad training."""
-    vocabulary = (base / "run" / "vocab.txt").read_text(encoding="utf-8").split("\n")
-    texts = [
-        (base / name).read_text(encoding="utf-8").replace("\n", " </S> ") for name in ("train.txt", "held_out.txt")
-    ]
+    vocabulary = (base / "run" / "vocab.txt").read_text("utf-8").split("\n")
+    texts = [(base / name).read_text("utf-8").replace("\n", " </S> ") for name in ("train.txt", "held_out.txt")]
     words, held_out = ([word if word in vocabulary else "<UNK>" for word in text.split()] for text in texts)
     counts = Counter(words)
     losses = [-math.log((counts[word] + 0.5) / (counts.total() + 0.5 * 120)) for word in held_out]
@@ -200,18 +198,18 @@ def test_a_perplexity_stands_beside_that_of_a_unigram(base, tmp_path, warnings_o
     first, *_, last = (each for each in read_result(base / "run", "pretraining")["log"] if "perplexity" in each)
     assert first["unigram"] == last["unigram"] == pytest.approx(expected, rel=1e-6)
     assert first["step"] == 0 and first["perplexity"] == pytest.approx(expected, rel=0.2)
-    card = (base / "run" / "README.md").read_text(encoding="utf-8")
+    card = (base / "run" / "README.md").read_text("utf-8")
     assert f"A unigram, which only knows how often each word occurs in the training text, has {expected:.2f}." in card
     pretrain(tmp_path, max_steps=3, learning_rate=3.0)
     worse = f"is above the {expected:.2f} of a unigram, which only knows how often each word occurs"
     assert worse in warnings_of_transformers.text
-    assert "**The model is worse.**" in (tmp_path / "run" / "README.md").read_text(encoding="utf-8")
+    assert "**The model is worse.**" in (tmp_path / "run" / "README.md").read_text("utf-8")
 
 
 def test_mistakes_with_little_text_are_told(tmp_path, warnings_of_transformers):
     options = options_of(tmp_path, max_steps=2, vocabulary_size=100_000)
-    paragraphs = (tmp_path / "train.txt").read_text(encoding="utf-8").replace("\n", " ")
-    (tmp_path / "train.txt").write_text(paragraphs, encoding="utf-8")
+    paragraphs = (tmp_path / "train.txt").read_text("utf-8").replace("\n", " ")
+    (tmp_path / "train.txt").write_text(paragraphs, "utf-8")
     train(options)
     told = warnings_of_transformers.text
     assert "A new model hardly learns in 2 steps. Pass a larger --max_steps: 300 steps or more" in told
@@ -238,7 +236,7 @@ def test_training_a_checkpoint_further(kind, base, tmp_path):
     assert (first["step"], last["step"]) == (0, 6)
     if kind == "keep":
         assert first["perplexity"] == pytest.approx(measure(base).perplexity, rel=1e-6)
-    card = (tmp_path / "run" / "README.md").read_text(encoding="utf-8")
+    card = (tmp_path / "run" / "README.md").read_text("utf-8")
     assert f"from {first['perplexity']:.2f} before the training" in card and f"{last['perplexity']:.2f}" in card
     assert "trained further from run" in card
     before, record = (read_result(folder / "run", "pretraining") for folder in (base, tmp_path))
@@ -265,7 +263,7 @@ def test_a_checkpoint_without_its_softmax_gets_one(tmp_path):
     found = ELMoForPreTraining.from_pretrained(tmp_path / "run")
     assert found.config.has_softmax and found.config.vocab_size == 120
     assert [entry["step"] for entry in run.progress.log if "perplexity" in entry] == [4]  # at step 0 it is random
-    assert "before the training" not in (tmp_path / "run" / "README.md").read_text(encoding="utf-8")
+    assert "before the training" not in (tmp_path / "run" / "README.md").read_text("utf-8")
 
 
 def test_accelerates_own_half_precision_is_refused(tmp_path, monkeypatch):
@@ -321,7 +319,7 @@ def test_the_published_folder(base):
     assert measure(base).perplexity == pytest.approx(evaluations[best], rel=1e-6)
     weights = contents(folder / f"checkpoint-{best}")[0]
     assert_same(load_file(folder / "model.safetensors"), weights)
-    card = (folder / "README.md").read_text(encoding="utf-8")
+    card = (folder / "README.md").read_text("utf-8")
     assert f"perplexity at step {best} is **{evaluations[best]:.2f}**" in card
     assert not list(folder.glob(".*")) and not (folder / "training_state.pt").exists()
 
@@ -390,7 +388,7 @@ def test_adagrad_continues_with_the_accumulators_of_a_tensorflow_checkpoint(kind
 @pytest.mark.parametrize("is_split_into_words", [False, True])
 def test_the_record_counts_what_the_tokenizer_gives_to_the_model(is_split_into_words, tmp_path, capsys):
     long = "ა" * 16  # 48 bytes, which fit; with a comma they do not
-    (tmp_path / "raw.txt").write_text(f"Well, {long}, they said (yes), and left.\n" * 9, encoding="utf-8")
+    (tmp_path / "raw.txt").write_text(f"Well, {long}, they said (yes), and left.\n" * 9, "utf-8")
     options = {"train_file": tmp_path / "raw.txt", "validation_file": None, "vocabulary_size": 10, "max_steps": 1}
     options |= {"is_split_into_words": is_split_into_words, "config_overrides": {"max_word_length": 50}}
     pretrain(tmp_path, **options)

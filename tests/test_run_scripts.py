@@ -57,7 +57,7 @@ if os.environ.pop("IS_PROGRAM", None):  # which the child does not inherit
 @pytest.mark.slow
 def test_packages_are_found_before_programs_of_their_names(tmp_path):
     (tmp_path / "export.py").touch()
-    (tmp_path / "sitecustomize.py").write_text(AT_THE_END, encoding="utf-8")
+    (tmp_path / "sitecustomize.py").write_text(AT_THE_END, "utf-8")
     finished = subprocess.run(
         [sys.executable, ROOT / "run_scripts" / "build_vocabulary.py", "--help"],
         env={**os.environ, "PYTHONPATH": os.pathsep.join([str(tmp_path), str(ROOT)]), "IS_PROGRAM": "1"},
@@ -70,7 +70,7 @@ def test_packages_are_found_before_programs_of_their_names(tmp_path):
 
 
 def shorten(path: Path, end: str, count: int):
-    path.write_text(end.join(path.read_text(encoding="utf-8").split(end)[:count]) + end, encoding="utf-8")
+    path.write_text(end.join(path.read_text(encoding="utf-8").split(end)[:count]) + end, "utf-8")
 
 
 @pytest.mark.slow

@@ -110,7 +110,7 @@ def test_named_entities(place):
         assert [model.config.id2label[number] for number in logits.argmax(-1).tolist()] == row["predicted"]
     found = pipeline("token-classification", model=str(folder), aggregation_strategy="simple")
     assert all(group["entity_group"] == "NAME" for group in found("We saw Paris and Rome ."))
-    assert (folder / "README.md").read_text(encoding="utf-8").count("token-classification") >= 2
+    assert (folder / "README.md").read_text("utf-8").count("token-classification") >= 2
 
 
 @pytest.mark.parametrize("data, options", [("rt_polarity", {}), ("snli", {}), ("snli", {"classifier": "esim"})])
@@ -156,7 +156,7 @@ def test_answers(place):
         equal += found["answer"] == row["predicted"]
         assert np.log(found["score"]) == pytest.approx(row["log_probability"], abs=1e-3)
     assert equal >= len(rows) - 2  # spans of a young model may be equally probable
-    card = (folder / "README.md").read_text(encoding="utf-8")
+    card = (folder / "README.md").read_text("utf-8")
     assert "BiDAF with self-attention" in card and "pipe(question=" in card and "At the input and output" in card
 
 
@@ -172,7 +172,7 @@ def test_roles(place):
             assert verb == expected and scores[0] == pytest.approx(scores[1], abs=1e-4)
         again = labeler(row["words"], is_split_into_words=True)
         assert [verb["verb"] for verb in again["verbs"]] == [row["words"][word] for word in row["predicted_predicates"]]
-    card = (folder / "README.md").read_text(encoding="utf-8")
+    card = (folder / "README.md").read_text("utf-8")
     assert "(He et al. 2017)" in card and "pipeline('semantic-role-labeling'" in card and "| predicate_f1 |" in card
 
 
@@ -206,7 +206,7 @@ def test_coreference(place):
     record = read_json(folder / "record.json")
     assert (record["task"], record["metric"], record["train_samples"]) == ("coreference-resolution", "f1", 2)
     assert "gap" not in record
-    card = (folder / "README.md").read_text(encoding="utf-8")
+    card = (folder / "README.md").read_text("utf-8")
     assert "(Lee et al. 2017)" in card and "| f1_without_singletons |" in card and "Labels:" not in card
 
 
@@ -319,7 +319,7 @@ def test_a_run_resumes_with_its_own_settings_only(place, tmp_path):
         train_head("ner", folder, **options)
     again = options | {"resume_from_checkpoint": "last", "num_train_epochs": 3}
     other = tmp_path / "train.conll"
-    other.write_text((TASKS / "wnut17_train.conll").read_text(encoding="utf-8") + "more\tO\n", encoding="utf-8")
+    written(other, (TASKS / "wnut17_train.conll").read_text("utf-8") + "more\tO\n")
     checkpoint = last_checkpoint(tmp_path / "stopped")
     for error, message, wrong in (
         (ValueError, "last: .* other settings: learning_rate 0.01, now 0.1", again | {"learning_rate": 0.1}),
@@ -422,7 +422,7 @@ def test_options_that_are_refused(task, options, message, tmp_path):
 def test_output_folders_that_are_refused(tmp_path):
     bilm(tmp_path / "bilm")
     (tmp_path / "experiment").mkdir()
-    (tmp_path / "experiment" / "settings.json").write_text("{}", encoding="utf-8")
+    written(tmp_path / "experiment" / "settings.json", "{}")
     (tmp_path / "file").touch()
     with pytest.raises(FileExistsError, match="experiment .*`elmo reproduce`; pass another --output_dir"):
         train_head("ner", tmp_path, output_dir=tmp_path / "experiment")

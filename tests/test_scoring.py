@@ -5,6 +5,7 @@ import pytest
 import torch
 from bilm_models import LENGTHS, make_batch, make_model
 from head_models import fails
+from numpy.testing import assert_allclose
 from plain_elmo import PlainELMo
 
 from modeling_elmo import ELMoForPreTraining
@@ -41,8 +42,8 @@ def test_scores_are_log_probabilities_and_the_loss_is_their_mean(side):
         targets = batch["input_ids"][row, real] - 1  # without <PAD>
         expected[:, row, real] = plain_log_probs(model, batch, row)[:, range(len(targets)), targets]
     scores = model.score(**batch)
-    np.testing.assert_allclose(scores.forward_log_probs, expected[0], atol=1e-6)
-    np.testing.assert_allclose(scores.backward_log_probs, expected[1], atol=1e-6)
+    assert_allclose(scores.forward_log_probs, expected[0], atol=1e-6)
+    assert_allclose(scores.backward_log_probs, expected[1], atol=1e-6)
 
     labels = batch["input_ids"].where(batch["attention_mask"].bool(), -100)
     labels[0, 2] = -100
@@ -74,7 +75,7 @@ def test_predicted_words_are_the_likeliest(direction, chunk, monkeypatch):
                 continue
             expected = log_probs[position] - np.log(np.exp(log_probs[position]).sum())
             assert word_ids.tolist() == (np.argsort(-expected)[:4] + 1).tolist()
-            np.testing.assert_allclose(values, np.sort(expected)[::-1][:4], atol=1e-6)
+            assert_allclose(values, np.sort(expected)[::-1][:4], atol=1e-6)
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
@@ -84,8 +85,8 @@ def test_predicting_and_scoring_in_other_dtypes(dtype):
     expected, scores = model.predict_words(**batch), model.score(**batch)
     found, found_scores = model.to(dtype).predict_words(**batch), model.score(**batch)
     atol = 0.1 if dtype == torch.bfloat16 else 1e-5
-    np.testing.assert_allclose(found.log_probs, expected.log_probs, atol=atol)
-    np.testing.assert_allclose(found_scores.forward_log_probs, scores.forward_log_probs, atol=atol)
+    assert_allclose(found.log_probs, expected.log_probs, atol=atol)
+    assert_allclose(found_scores.forward_log_probs, scores.forward_log_probs, atol=atol)
     cells = model(**batch).final_states[1]
     assert cells.dtype == torch.promote_types(dtype, torch.float32)  # never in half precision
 

@@ -68,7 +68,7 @@ def write_sentences(path: Path, sentences=SENTENCES) -> str:
         }
         for words, predicates in sentences
     ]
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    written(path, "".join(json.dumps(row) + "\n" for row in rows))
     return str(path)
 
 
@@ -307,7 +307,7 @@ def damage(sentences: list[list[list[str]]], chance: random.Random):
 
 def lines_of(path: Path) -> list[list[list[str]]]:
     """The cells of each line of each sentence."""
-    sentences = path.read_text(encoding="utf-8").rstrip().split("\n\n")
+    sentences = path.read_text("utf-8").rstrip().split("\n\n")
     return [[line.split("\t") for line in sentence.split("\n")] for sentence in sentences]
 
 

@@ -16,7 +16,7 @@ from modeling_elmo.run_scripts.program import sentences
 from modeling_elmo.run_scripts.program.sentences import sentences_of, text_sentences, wrapped_width
 
 TEXT = Path(__file__).parent / "fixtures" / "text"
-RAW = (TEXT / "en_raw.txt").read_text(encoding="utf-8").splitlines()
+RAW = (TEXT / "en_raw.txt").read_text("utf-8").splitlines()
 # The splitter must know that Mr. ends no sentence.
 SENTENCES = [f"The word {number} is here, and Mr. Smith reads it with {number + 1} friends." for number in range(40)]
 pytest.importorskip("sentencex")
@@ -93,7 +93,7 @@ def test_a_text_without_ends_is_read_in_pieces(monkeypatch):
 @pytest.mark.parametrize("width", [60, 72, 80, 100])
 @pytest.mark.parametrize("name", ["en_raw.txt", "inaugural_heldout.txt", "ko.txt"])
 def test_wrapped_lines_are_recognized_and_sentences_are_not(name, width):
-    lines = (TEXT / name).read_text(encoding="utf-8").splitlines()
+    lines = (TEXT / name).read_text("utf-8").splitlines()
     assert wrapped_width([line for line in lines if line.strip()]) is None
     whole = [
         line for place in range(0, len(lines), 4) for line in textwrap.wrap(" ".join(lines[place : place + 4]), width)

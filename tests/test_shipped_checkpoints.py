@@ -59,8 +59,8 @@ def test_the_card_is_made_of_what_was_recorded(folder, tmp_path):
     copy = tmp_path / folder.name
     shutil.copytree(folder, copy)
     write_bilm_card(copy, copy.name)
-    card = (folder / "README.md").read_text(encoding="utf-8")
-    assert (copy / "README.md").read_text(encoding="utf-8") == card
+    card = (folder / "README.md").read_text("utf-8")
+    assert (copy / "README.md").read_text("utf-8") == card
     log = read_json(folder / "results" / "pretraining.json")["log"]
     best = min(entry["perplexity"] for entry in log if "perplexity" in entry)
     assert f"**{best:.2f}**" in card and "license: cc-by-sa-4.0" in card
@@ -79,7 +79,7 @@ def test_a_stranger_loads_it_and_runs_its_card(folder, capsys):
 def test_it_has_no_code_in_a_clone(folder):
     """The package in the clone is its code; `save_pretrained` and `elmo push` write it for others."""
     assert not [*folder.glob("*.py")]
-    assert all("auto_map" not in path.read_text(encoding="utf-8") for path in folder.glob("*.json"))
+    assert all("auto_map" not in path.read_text("utf-8") for path in folder.glob("*.json"))
 
 
 def vectors_of(name, **options):

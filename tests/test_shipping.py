@@ -57,17 +57,17 @@ def test_every_file_that_travels_is_a_section():
 @each
 def test_the_sections_are_the_sources(file):
     """Each statement of a source is in its section, in the same order, and nothing else is."""
-    text = file.read_text(encoding="utf-8")
+    text = file.read_text("utf-8")
     _, *parts = HEADING.split(text)
     for stem, body in zip(parts[::2], parts[1::2], strict=True):
-        assert statements(ast.parse(body)) == statements(ast.parse(SOURCES[stem].read_text(encoding="utf-8")))
+        assert statements(ast.parse(body)) == statements(ast.parse(SOURCES[stem].read_text("utf-8")))
     comments = [line for stem in parts[::2] for line in SOURCES[stem].read_text().split("\n") if line.startswith("#")]
     assert comments and all(line in text for line in comments)
 
 
 @each
 def test_the_contents_name_the_lines(file):
-    lines = file.read_text(encoding="utf-8").split("\n")
+    lines = file.read_text("utf-8").split("\n")
     contents = re.findall(r"^ +(\d+)  (\w+): (.+)$", ast.get_docstring(ast.parse("\n".join(lines)), clean=False), re.M)
     assert [stem for _, stem, _ in contents] == HEADING.findall("\n".join(lines))
     for line, stem, title in contents:

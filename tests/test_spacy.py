@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from numpy.testing import assert_allclose
 
 spacy = pytest.importorskip("spacy")
 
@@ -21,7 +22,7 @@ from spacy.cli.convert import convert  # noqa: E402
 from spacy.cli.train import train  # noqa: E402
 from spacy.training import Example  # noqa: E402
 from spacy.util import load_config, load_model_from_config  # noqa: E402
-from task_worker import bilm  # noqa: E402
+from task_worker import bilm, written  # noqa: E402, written
 
 from modeling_elmo.run_scripts.vectors.spacy_pipe import DocumentEncoder  # noqa: E402
 
@@ -95,7 +96,7 @@ def test_vectors_are_those_of_the_model(pipeline, plain_vectors, mode, of_layers
         expected = of_layers(plain_vectors(doc))
         assert doc.text == text
         assert doc.tensor.dtype == np.float32 and doc.tensor.shape == expected.shape
-        np.testing.assert_allclose(doc.tensor, expected, atol=1e-5)
+        assert_allclose(doc.tensor, expected, atol=1e-5)
 
 
 def test_vectors_of_tokens_spans_and_documents(nlp):
@@ -104,7 +105,7 @@ def test_vectors_of_tokens_spans_and_documents(nlp):
     words = [token.i for token in doc if not token.is_space]
     assert doc[1].vector is not doc.tensor and np.array_equal(doc[1].vector, doc.tensor[1])
     for part, places in ((doc, words), (doc[4:9], [4, 5, 6, 8])):  # 7 is white space
-        np.testing.assert_allclose(part.vector, doc.tensor[places].mean(0), atol=1e-6)
+        assert_allclose(part.vector, doc.tensor[places].mean(0), atol=1e-6)
     for part in (doc, doc[4:9], doc[1]):
         assert part.has_vector and part.vector_norm == pytest.approx(np.linalg.norm(part.vector), rel=1e-5)
     assert not doc[7].vector.any() and not doc[7].has_vector and doc[7].similarity(doc[1]) == 0
@@ -122,7 +123,7 @@ def test_documents_whose_tokens_were_split_or_merged(pipeline):
         change.merge(merged[4:6])
     for each in (doc, pickle.loads(pickle.dumps(doc)), merged, merged[2:].as_doc()):
         mean = np.mean([token.vector for token in each], axis=0)
-        np.testing.assert_allclose(each.vector, mean, atol=1e-6)
+        assert_allclose(each.vector, mean, atol=1e-6)
         assert each.has_vector and each.vector_norm == pytest.approx(np.linalg.norm(mean), rel=1e-5)
         assert 0 < each.similarity(other) < 1
     assert doc[:3].tensor.any(1).all() and not doc[3:5].tensor.any() and doc[5].vector.any()
@@ -155,10 +156,10 @@ def test_hooks_of_stored_documents(nlp):
 def test_a_saved_pipeline_needs_no_import_and_no_other_folder(model_dir, nlp, tmp_path):
     nlp.to_disk(tmp_path / "saved")
     config = tmp_path / "saved" / "config.cfg"
-    config.write_text(config.read_text(encoding="utf-8").replace(model_dir, "/another/machine"), encoding="utf-8")
+    written(config, config.read_text("utf-8").replace(model_dir, "/another/machine"))
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
     subprocess.run([sys.executable, "-c", LOAD, TEXT], cwd=tmp_path, env=environment, check=True)
-    np.testing.assert_allclose(np.load(tmp_path / "vectors.npy"), nlp(TEXT).tensor, atol=1e-6)
+    assert_allclose(np.load(tmp_path / "vectors.npy"), nlp(TEXT).tensor, atol=1e-6)
 
 
 def test_bytes_pickles_and_configurations(pipeline, nlp):
@@ -167,7 +168,7 @@ def test_bytes_pickles_and_configurations(pipeline, nlp):
         pickle.loads(pickle.dumps(nlp)),
         load_model_from_config(spacy.util.Config().from_str(nlp.config.to_str())),
     ):
-        np.testing.assert_allclose(other(TEXT).tensor, nlp(TEXT).tensor, atol=1e-6)
+        assert_allclose(other(TEXT).tensor, nlp(TEXT).tensor, atol=1e-6)
 
 
 @pytest.mark.parametrize(
@@ -182,7 +183,7 @@ def test_a_saved_pipeline_has_the_mix_of_its_configuration(
     loaded = spacy.load(tmp_path, config={"components.elmo.model.scalar_mix_mode": mode})
     for changed in (loaded, pipeline(scalar_mix_mode=mode).from_bytes(saved.to_bytes())):
         doc = changed(TEXT)
-        np.testing.assert_allclose(doc.tensor, np.tensordot(weights, plain_vectors(doc), 1), atol=1e-5)
+        assert_allclose(doc.tensor, np.tensordot(weights, plain_vectors(doc), 1), atol=1e-5)
 
 
 def test_other_fields_of_a_saved_pipeline(pipeline, nlp, model_dir, tmp_path, monkeypatch):
@@ -202,7 +203,7 @@ def test_other_fields_of_a_saved_pipeline(pipeline, nlp, model_dir, tmp_path, mo
     monkeypatch.chdir(Path(model_dir).parent)
     loaded = load(batch_tokens=100, name=Path(model_dir).name)  # another path of the same folder
     assert loaded.get_pipe("elmo").model.layers[0].shims[0]._model.batch_tokens == 100
-    np.testing.assert_allclose(loaded(TEXT).tensor, nlp(TEXT).tensor, atol=1e-6)
+    assert_allclose(loaded(TEXT).tensor, nlp(TEXT).tensor, atol=1e-6)
 
 
 def test_mistakes(pipeline, nlp, tmp_path):
@@ -241,7 +242,7 @@ def test_an_error_handler_gets_the_documents_that_failed(pipeline):
 @pytest.mark.slow
 def test_processes_give_the_same_vectors(nlp):
     for doc, expected in zip(nlp.pipe(TEXTS, n_process=2, batch_size=2), nlp.pipe(TEXTS), strict=True):
-        np.testing.assert_allclose(doc.tensor, expected.tensor, atol=1e-6)
+        assert_allclose(doc.tensor, expected.tensor, atol=1e-6)
 
 
 def test_gradients_of_the_mix(model_dir, plain_vectors):
@@ -268,7 +269,7 @@ def test_gradients_of_the_mix(model_dir, plain_vectors):
     assert mix.gamma != 1 and mix.weights.any()
     again = nlp.from_bytes(nlp.to_bytes())(TEXT).tensor
     expected = np.tensordot(mix.layer_weights().detach(), plain_vectors(docs[0]), 1)  # the biLM has not changed
-    np.testing.assert_allclose(again, mix.gamma.item() * expected, atol=1e-5)
+    assert_allclose(again, mix.gamma.item() * expected, atol=1e-5)
 
 
 def test_components_learn_and_share_one_reading(tmp_path, monkeypatch):

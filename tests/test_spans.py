@@ -8,6 +8,7 @@ import torch
 import torch.utils.checkpoint
 from bilm_models import Largest
 from head_models import losses_of_spans
+from torch.testing import assert_close
 
 from modeling_elmo import ELMoConfig
 from modeling_elmo.heads.spans import (
@@ -125,23 +126,23 @@ def test_spans_scores_and_losses_are_those_of_the_papers(lengths, options):
     first_N, last_N, mentions_N = found.candidates
     assert list(zip(first_N.tolist(), last_N.tolist(), strict=True)) == list(mentions)
     for ours, spans in ((mentions_N, mentions), (found.mentions_K, kept)):
-        torch.testing.assert_close(ours, torch.stack([mentions[span] for span in spans]) if spans else ours)
+        assert_close(ours, torch.stack([mentions[span] for span in spans]) if spans else ours)
     for number, expected in enumerate(pairs):
         real = found.antecedents_KA[number] >= 0
         antecedents = found.antecedents_KA[number][real].tolist()
         assert antecedents == sorted(expected, reverse=True)
         assert found.scores_KC[number, 0] == 0 and (found.scores_KC[number, 1:][~real] == -torch.inf).all()
         for antecedent, score in zip(antecedents, found.scores_KC[number, 1:][real], strict=True):
-            torch.testing.assert_close(score, expected[antecedent])
+            assert_close(score, expected[antecedent])
     gold = make_gold(kept, sum(lengths))
     wanted = plain_loss(mentions, kept, pairs, gold)
-    torch.testing.assert_close(losses_of_spans(found, gold), wanted)
+    assert_close(losses_of_spans(found, gold), wanted)
     leaves = [*ranker.parameters(), *document[:2]]
     gradients = [
         torch.autograd.grad(sum(each), leaves, materialize_grads=True)
         for each in (losses_of_spans(found, gold), wanted)
     ]
-    torch.testing.assert_close(*gradients)
+    assert_close(*gradients)
     if max(lengths) > 5:
         names = [name for name, _ in ranker.named_parameters()]
         assert not [name for name, gradient in zip(names, gradients[0], strict=False) if not gradient.any()]
@@ -189,11 +190,11 @@ def test_pieces_change_nothing(monkeypatch):
         spans = ranker(*document)
         loss = sum(losses_of_spans(spans, make_gold([(0, 0), (1, 2), (8, 9), (10, 10)], 16)))
         found.append([loss, *torch.autograd.grad(loss, leaves, materialize_grads=True)])
-    torch.testing.assert_close(*found, rtol=0, atol=0)
+    assert_close(*found, rtol=0, atol=0)
     ranker.eval()
     expected = ranker(*document)
     monkeypatch.setattr("modeling_elmo.heads.spans.PIECE", 2048)
-    torch.testing.assert_close(ranker(*document), expected)
+    assert_close(ranker(*document), expected)
 
 
 def test_no_tensor_has_a_vector_for_each_pair(monkeypatch):

@@ -16,6 +16,7 @@ from head_models import (
     stirred,
     targets_of,
 )
+from torch.testing import assert_close
 
 from modeling_elmo import ELMoForTokenClassification
 from modeling_elmo.heads.crf import bio_constraints
@@ -37,7 +38,7 @@ def test_tagger_finds_the_best_chain_of_the_words(names, side):
         found = model.eval()(**batch)
     assert emissions.predictions is None and emissions.logits.shape == found.logits.shape
     shares = found.logits.softmax(-1)
-    torch.testing.assert_close(found.logits.exp(), shares)  # already a distribution
+    assert_close(found.logits.exp(), shares)  # already a distribution
     words = batch["input_ids"] >= 4
     assert (found.predictions[~words] == -100).all() and (found.predictions[words] >= 0).all()
     allowed = bio_constraints(tuple(names))
@@ -53,7 +54,7 @@ def test_tagger_finds_the_best_chain_of_the_words(names, side):
             likeliest = int(table.argmax())
             swaps += likeliest != label
             table[[label, likeliest]] = table[[likeliest, label]]
-        torch.testing.assert_close(shares[row, words_T], expected, atol=1e-5, rtol=1e-4)
+        assert_close(shares[row, words_T], expected, atol=1e-5, rtol=1e-4)
         forbidden += not torch.equal(model.crf.decode(*chain)[0][0], best)
     assert swaps and bool(forbidden) == (names is NAMES)  # the batch has cases of both
 
@@ -88,11 +89,11 @@ def test_a_linear_tagger_divides_by_the_given_count():
         model(**{k: v[rows] for k, v in batch.items()}, labels=labels[rows], num_items_in_batch=count).loss
         for rows in (slice(0, 1), slice(1, 4))
     ]
-    torch.testing.assert_close(sum(halves), whole)
+    assert_close(sum(halves), whole)
     output = model(**batch)
     assert output.predictions is None
     expected = F.cross_entropy(output.logits[labels != -100], labels[labels != -100]) + 0.5 * 3
-    torch.testing.assert_close(whole, expected)
+    assert_close(whole, expected)
     for count in (None, torch.tensor(0), 7):  # without labels there is no loss
         loss = model(**batch, labels=torch.full_like(labels, -100), num_items_in_batch=count).loss
         loss.backward()
@@ -106,9 +107,9 @@ def test_elmo_between_two_biLSTMs_of_a_tagger():
     batch = batch_of(model, side="left")
     (words, texts, between), top = read_by(model, model.encoder, batch), model.elmo(**batch).hidden_states[-1]
     mask = batch["attention_mask"].bool()
-    torch.testing.assert_close(between, texts.pack(model.between_mix.gamma.detach() * top[mask]))
+    assert_close(between, texts.pack(model.between_mix.gamma.detach() * top[mask]))
     features = model.token_features(batch["character_ids"], batch["input_ids"], mask)
-    torch.testing.assert_close(words, texts.pack(features))
+    assert_close(words, texts.pack(features))
     assert list(model.mixes()) == ["between"] and model.classifier.in_features == model.encoder.output_size
     for name, options in (("bcn", {}), ("tagger", {"task_num_layers": 1})):  # no such place
         cls, config = PAPER_NETWORKS[name][0], make_config(**options, elmo_placement="between")
@@ -157,5 +158,5 @@ def test_errors_of_taggers():
     fails("only they tell the markers <S> and </S> from words", bare, **nameless)
     assert (bare(inputs_embeds=vectors).predictions >= 0).all()  # all positions are words
     linear = make_model(ELMoForTokenClassification, head="linear")
-    torch.testing.assert_close(linear(**nameless).logits, linear(**batch).logits)
+    assert_close(linear(**nameless).logits, linear(**batch).logits)
     assert linear(inputs_embeds=vectors).logits.shape == (*words.shape, 5)

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import seqeval.metrics
 from datasets import ClassLabel, Dataset, DatasetDict, Features, Value
-from task_worker import TASKS, WNUT17, sentences_of
+from task_worker import TASKS, WNUT17, sentences_of, written
 
 from modeling_elmo import ELMoTokenizer
 from modeling_elmo.run_scripts.fine_tuning.metrics import tagging_scores
@@ -19,7 +19,7 @@ def tagging(**options) -> Tagging:
 
 
 def tags_of(path: Path, text: str, **options) -> list[list[str]]:
-    path.write_text(text, encoding="utf-8")
+    written(path, text)
     return Tagging(TaggingArguments(train_file=str(path), **options)).data["train"]["tags"][:]
 
 
@@ -116,7 +116,7 @@ def test_labels_are_those_of_the_training_data(tmp_path):
 def test_tags_that_the_training_data_lacks_are_errors(tmp_path, caplog):
     """As seqeval counts the tags as given; the predictions have them as given, too."""
     text = "New\tB-other\nYork\tI-other\nis\tO\n\nBob\tB-person\nis\tO\n"
-    (tmp_path / "dev.conll").write_text(text, encoding="utf-8")
+    written(tmp_path / "dev.conll", text)
     task = tagging(validation_file=str(tmp_path / "dev.conll"))
     assert "'validation' has labels that do not occur in 'train': B-other (1), I-other (1)." in caplog.text
     assert "B-other" not in task.labels

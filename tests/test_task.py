@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from datasets import Dataset, DatasetDict
-from task_worker import HEAD, WNUT17, bilm, predictions_of, sentences_of
+from task_worker import HEAD, WNUT17, bilm, predictions_of, sentences_of, written
 from transformers import DataCollatorWithPadding
 
 from modeling_elmo import ELMoForSequenceClassification
@@ -91,7 +91,7 @@ def test_a_tagger_that_finds_nothing(task):
 
 def test_a_classifier_that_always_answers_the_same(tmp_path):
     rows = [{"text": "a", "label": label} for label in "xyxx"]
-    (tmp_path / "a.jsonl").write_text("\n".join(map(json.dumps, rows)), encoding="utf-8")
+    written(tmp_path / "a.jsonl", "\n".join(map(json.dumps, rows)))
     task = Classification(ClassificationArguments(train_file=f"{tmp_path}/a.jsonl", test_file=f"{tmp_path}/a.jsonl"))
     output = SplitOutput(np.array([[1, 0]] * 4), None, task.data["test"], None)
     found = task.failure(output, task.scores(output))

@@ -34,6 +34,7 @@ from head_models import (
     targets_of,
     text_of,
 )
+from torch.testing import assert_close
 
 from modeling_elmo import (
     ELMoConfig,
@@ -79,12 +80,12 @@ def test_networks_read_word_vectors_and_elmo(cls, options, place):
     expected = [pad(model.token_features(batch["character_ids"], batch["input_ids"], mask), mask)]
     if place != "output":
         expected.append(mixed(layers, model.input_mix))
-    torch.testing.assert_close(tokens, torch.cat(expected, -1))
+    assert_close(tokens, torch.cat(expected, -1))
     assert tokens.shape[-1] == 4 + 5 + 14 * (place != "output")
     if place == "input":
         assert model.output_mix is None and (output is None or not output.numel())
     else:
-        torch.testing.assert_close(output, mixed(layers, model.output_mix))
+        assert_close(output, mixed(layers, model.output_mix))
     assert list(model.mixes()) == [*["input"] * (place != "output"), *["output"] * (place != "input")]
     if place == "both":
         assert not torch.equal(model.input_mix.weights, model.output_mix.weights)
@@ -98,7 +99,7 @@ def test_elmo_and_word_vectors_have_separate_dropout(cls, options, rates):
     batch = batch_of(model)
     before, before_output = network_inputs(model, batch)
     after, after_output = network_inputs(model.train(), batch)
-    torch.testing.assert_close(network_inputs(model.eval(), batch)[0], before)
+    assert_close(network_inputs(model.eval(), batch)[0], before)
     words, elmo = (after[..., :32], before[..., :32]), (after[..., 32:], before[..., 32:])
     dropped, kept = (elmo, words) if "elmo_dropout" in rates else (words, elmo)
     assert torch.equal(*kept)
@@ -107,7 +108,7 @@ def test_elmo_and_word_vectors_have_separate_dropout(cls, options, rates):
     else:
         assert torch.equal(after_output, before_output)
     is_zero = (dropped[0] == 0) & (dropped[1] != 0)
-    torch.testing.assert_close(dropped[0][~is_zero], 2 * dropped[1][~is_zero])
+    assert_close(dropped[0][~is_zero], 2 * dropped[1][~is_zero])
     chosen = is_zero[0, : batch["attention_mask"][0].sum()]
     steady = (chosen == chosen[0]).all(0)  # the same mask for all words of a row
     assert steady.all() if "task_dropout" in rates else not steady.all()
@@ -145,7 +146,7 @@ def test_a_word_level_bilm_has_heads_too():
         model = make_model(cls, **options)
         assert model.token_features.char_encoder is None and model.input_size == 4 + 14
         alone = torch.stack([model(input_ids=row[None]).logits[0] for row in words])
-        torch.testing.assert_close(model(input_ids=words).logits, alone)
+        assert_close(model(input_ids=words).logits, alone)
         bare = make_model(cls, **options, task_word_embedding_size=0)
         assert bare.token_features is None and bare(input_ids=words).logits.isfinite().all()
 
@@ -167,10 +168,10 @@ def test_given_layers_equal_computed_layers(cls, options, side, monkeypatch):
     layers = torch.stack(computed.hidden_states, 1)
     given = model(**batch, **targets, elmo_hidden_states=layers)
     given.loss.backward()
-    torch.testing.assert_close(logits_of(given), logits_of(computed))
-    torch.testing.assert_close(given.loss, computed.loss)
+    assert_close(logits_of(given), logits_of(computed))
+    assert_close(given.loss, computed.loss)
     for name, gradient in gradients.items():
-        torch.testing.assert_close(model.get_parameter(name).grad, gradient, msg=name)
+        assert_close(model.get_parameter(name).grad, gradient, msg=name)
 
 
 @every_head
@@ -318,14 +319,14 @@ def test_padding_and_neighbors_change_nothing(cls, options, side, number):
     together = model(**padded, **{name: filled(tensor, -100) for name, tensor in targets.items()})
     assert logits_of(together).isfinite().all()
     if not isinstance(getattr(model, "crf", None), torch.nn.Module):  # a CRF's loss is a mean over all rows
-        torch.testing.assert_close(together.loss, model(**batch, **targets).loss)
+        assert_close(together.loss, model(**batch, **targets).loss)
     together.loss.backward()
     assert all(parameter.grad.isfinite().all() for parameter in model.parameters() if parameter.grad is not None)
     for row in {*range(5)} - {number}:
         alone, real = model(**row_of(padded, row)), padded["attention_mask"][row].bool()
         logits = logits_of(together)[row]
         logits = logits if cls is ELMoForSequenceClassification else logits[real]
-        torch.testing.assert_close(logits, logits_of(alone)[0], atol=1e-5, rtol=1e-5)
+        assert_close(logits, logits_of(alone)[0], atol=1e-5, rtol=1e-5)
         if "predictions" in together:
             assert torch.equal(together.predictions[row][real], alone.predictions[0])
             assert (together.predictions[row][~real] == -100).all()
@@ -379,7 +380,7 @@ def test_resizing_keeps_the_word_vectors_that_remain(cls, tmp_path):
         resized = model.token_features.word_embeddings
         assert model.config.vocab_size == resized.num_embeddings == size and not resized.weight.requires_grad
         assert torch.equal(resized.weight[:12], table[:size])
-        torch.testing.assert_close(resized.weight[12:], table.mean(0).expand(max(0, size - 12), 4))
+        assert_close(resized.weight[12:], table.mean(0).expand(max(0, size - 12), 4))
         model.save_pretrained(tmp_path)
         batch = batch_of(model)
         again = aligned(cls.from_pretrained(tmp_path))
@@ -455,7 +456,7 @@ def test_torch_compile_compiles_a_linear_head_once():
         characters = torch.randint(1, 262, (*shape, 50))
         with torch.no_grad():
             found, expected = (each(character_ids=characters).logits for each in (compiled, model))
-        torch.testing.assert_close(found, expected)
+        assert_close(found, expected)
         counts.append(len(graphs))
     assert counts[0] > 0 and set(counts) == {counts[0]}
 
@@ -478,7 +479,7 @@ DROPOUTS = {BiattentiveClassifier: (3, 1), ESIMClassifier: (2, 1), SpanReader: (
 @pytest.mark.parametrize("kind", DROPOUTS)
 def test_dropout_acts_in_training_alone_and_alike_at_all_words(kind):
     network, inputs, pooled, masks = make_network(kind), make_network_inputs(SPANS), [], []
-    torch.testing.assert_close(run_network(network, *inputs), run_network(network, *inputs))
+    assert_close(run_network(network, *inputs), run_network(network, *inputs))
     for module in network.modules():
         if isinstance(module, VariationalDropout):
             module.register_forward_hook(lambda _, x, y: masks.append((*x, y)))
@@ -488,7 +489,7 @@ def test_dropout_acts_in_training_alone_and_alike_at_all_words(kind):
     assert (len(pooled), len(masks)) == DROPOUTS[kind] and all(pooled)
     for before, text, after in masks:
         is_kept = torch.stack([(after[text == number] != 0).any(0) for number in range(int(text.max()) + 1)])
-        torch.testing.assert_close(after, 2 * before * is_kept[text])
+        assert_close(after, 2 * before * is_kept[text])
         assert (before != 0)[~is_kept[text]].any()
 
 
@@ -501,7 +502,7 @@ def test_initialization_fills_linear_layers_and_leaves_the_rest(kind):
     network.initialize_parameters()
     for name, parameter in network.named_parameters():
         if ".layers." in name or name == loaded:
-            torch.testing.assert_close(parameter.detach(), before[name])
+            assert_close(parameter.detach(), before[name])
         elif name.endswith("bias"):
             assert not parameter.any()
         elif name.endswith("product"):

@@ -22,9 +22,7 @@ from modeling_elmo.run_scripts.program.command_line import is_mistake_of_user
 from modeling_elmo.tokenization.elmo_pretokenization import plain_word
 
 TEXT = Path(__file__).parent / "fixtures" / "text"
-SENTENCES = [
-    line.split() for name in ("en.txt", "ko.txt") for line in (TEXT / name).read_text(encoding="utf-8").splitlines()
-]
+SENTENCES = [line.split() for name in ("en.txt", "ko.txt") for line in (TEXT / name).read_text("utf-8").splitlines()]
 VOCABULARY = ["</S>", "the", "!!!MAXTERMID", ",", ".", "<UNK>", "of", "밥", "(", ")", "London", "a b", "<S>"]
 SPECIAL_LOOK_ALIKES = ["<S>", "</S>", "<UNK>", "<PAD>", "x<S>", "", " ", "a b", "\ud800", "\U0010fffd", "\U0010fffcS>"]
 WORD = st.text(alphabet=st.characters()) | st.sampled_from([*SPECIAL_LOOK_ALIKES, *VOCABULARY])  # with lone surrogates
@@ -417,7 +415,7 @@ def test_encode_words(tokenizer):
 
 def test_vocabulary_file(tmp_path, tokenizer):
     path = tmp_path / "vocab.txt"
-    path.write_text("\n".join(VOCABULARY), encoding="utf-8")
+    path.write_text("\n".join(VOCABULARY), "utf-8")
     from_file = ELMoTokenizer(vocab_file=path)
     words = [*("<PAD>", "<S>", "</S>", "<UNK>", "the", ",", ".", "of", "밥", "(", ")", "London", "a b")]
     assert from_file.get_vocab() == {word: index for index, word in enumerate(words)} == tokenizer.get_vocab()
@@ -588,7 +586,7 @@ def test_two_rounds_of_saving(tmp_path, options):
             assert getattr(previous, name) == value
         assert previous.backend_tokenizer.truncation is None and previous.backend_tokenizer.padding is None
     previous.save_pretrained(tmp_path)
-    written = json.loads((tmp_path / "tokenizer_config.json").read_text(encoding="utf-8"))
+    written = json.loads((tmp_path / "tokenizer_config.json").read_text("utf-8"))
     assert not {"is_local", "local_files_only"} & written.keys()  # state of the call that loaded it
 
 
@@ -679,7 +677,7 @@ SAVED, CONFIG = "tokenizer.json", "tokenizer_config.json"
 def test_damaged_tokenizer_files(tmp_path, tokenizer, file, change, message):
     """Each error is raised by us, so that programs print one line."""
     tokenizer.save_pretrained(tmp_path)
-    (tmp_path / file).write_text(change((tmp_path / file).read_text(encoding="utf-8")), encoding="utf-8")
+    (tmp_path / file).write_text(change((tmp_path / file).read_text(encoding="utf-8")), "utf-8")
     with pytest.raises(ValueError, match=f"(?s){file}.*{message}") as caught:
         ELMoTokenizer.from_pretrained(tmp_path)
     assert is_mistake_of_user(caught.value)

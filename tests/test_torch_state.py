@@ -9,6 +9,7 @@ import pytest
 import torch
 from bilm_models import computed_by, dual, jvp, needs_numbers, save, tiny_model
 from torch.autograd import forward_ad
+from torch.testing import assert_close
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import FlopCounterMode
 
@@ -103,7 +104,7 @@ def test_a_private_name_that_torch_changed(name, change, tmp_path, monkeypatch, 
         function.cache_clear()
     monkeypatch.setattr(torch_state, "reduce", look_up)
     caplog.clear()
-    torch.testing.assert_close(loaded_and_used(tmp_path), expected, rtol=1e-4, atol=1e-5)
+    assert_close(loaded_and_used(tmp_path), expected, rtol=1e-4, atol=1e-5)
     told = [message for message in caplog.messages if "works as expected" in message]
     assert len(told) == (name is not None and PRIVATE[name])
     asked -= {HAS_AVX512_BFLOAT16}  # only for a warning, where the plain products compute in bfloat16
@@ -152,10 +153,10 @@ def test_tangents_equal_differences(backend, derivative, gradients):
             found = derivative(model, embeds, direction)
         with elmo_backend("reference"):
             expected = derivative(model, embeds, direction)
-    torch.testing.assert_close(found, expected, rtol=1e-9, atol=1e-12)
+    assert_close(found, expected, rtol=1e-9, atol=1e-12)
     if derivative in (jvp, dual):
         near = [model(inputs_embeds=embeds + sign * 1e-5 * direction).elmo_embeddings for sign in (1, -1)]
-        torch.testing.assert_close(found, (near[0] - near[1]) / 2e-5, rtol=1e-4, atol=1e-8)
+        assert_close(found, (near[0] - near[1]) / 2e-5, rtol=1e-4, atol=1e-8)
 
 
 @pytest.mark.parametrize("model_class", [ELMoModel, ELMoForTokenClassification])
@@ -219,7 +220,7 @@ embed.main(["--model", model, "--input", text, "--output", output])
 def test_a_torch_without_distributed(tmp_path):
     """Such as ROCm's on Windows."""
     save(tmp_path, make_model(ELMoForPreTraining), TOKENIZER)
-    (tmp_path / "text.txt").write_text("a b a b\n", encoding="utf-8")
+    (tmp_path / "text.txt").write_text("a b a b\n", "utf-8")
     files = [tmp_path, tmp_path / "text.txt", tmp_path / "vectors.hdf5"]
     command = [sys.executable, "-c", WITHOUT_DISTRIBUTED, *files]
     done = subprocess.run(command, cwd=Path(__file__).parents[1], capture_output=True, text=True, encoding="utf-8")

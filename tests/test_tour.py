@@ -79,7 +79,7 @@ def test_elmo_helps_the_tagger(name):
 
 @pytest.mark.parametrize("name", NOTEBOOKS)
 def test_a_notebook_is_fit_for_a_web_page(name):
-    notebook, text = read(name), (DOCS / name).read_text(encoding="utf-8")
+    notebook, text = read(name), (DOCS / name).read_text("utf-8")
     assert len(text) < 400_000
     cells = code_cells(notebook)
     assert [cell.execution_count for cell in cells] == [*range(1, len(cells) + 1)]

@@ -119,7 +119,7 @@ def table(tmp_path_factory) -> Path:
         rows += [[str(period + number % 50), "ab"[number % 2], text] for number, text in enumerate(texts)]
     rows.append(["1999", "c", "A house ."])
     random.Random(0).shuffle(rows)
-    path.write_text("\n".join(map("\t".join, [["year", "genre", "text"], *rows])), encoding="utf-8")
+    written(path, "\n".join(map("\t".join, [["year", "genre", "text"], *rows])))
     return path
 
 
@@ -158,7 +158,7 @@ def write_csv(path: Path, rows: list) -> Path:
 
 
 def test_files_and_formats_give_the_same_groups(run_change, table, tmp_path):
-    header, *rows = (line.split("\t") for line in table.read_text(encoding="utf-8").splitlines())
+    header, *rows = (line.split("\t") for line in table.read_text("utf-8").splitlines())
     records = [{"year": int(year), "words": text.split()} for year, _, text in rows]
     periods, cells = {"1900": [], "1850": []}, {}
     for year, _, text in rows:

@@ -164,7 +164,7 @@ def test_vectors_from_elsewhere_stand_in_the_same_table(folder, tmp_path, capsys
     """Written sentences, embedded by another program, give the figures of the model."""
     files = arguments_of({"train_file": TRAIN, "test_file": TEST, "sense_inventory": INVENTORY})
     for name, path in main(["--write_sentences", str(tmp_path), *files]).items():
-        sentences = [line.split(" ") for line in Path(path).read_text(encoding="utf-8").splitlines()]
+        sentences = [line.split(" ") for line in Path(path).read_text("utf-8").splitlines()]
         assert sentences == read_annotated(SEMCOR / f"{name}.data.xml").sentences
         embed.main(["--model", str(folder), "--input", path, "--output", str(tmp_path / f"{name}.hdf5")])
     expected, found = main(["--model", str(folder), *files]), main(["--vectors", str(tmp_path), *files])
@@ -230,7 +230,7 @@ def test_vectors_of_the_test_text_are_like_those_of_the_training_text(tmp_path):
 
 
 def test_lemmas_that_only_the_test_text_has_are_told(tmp_path, capsys):
-    (tmp_path / "glove.txt").write_text("the 1 0\na 0 1\n", encoding="utf-8")
+    written(tmp_path / "glove.txt", "the 1 0\na 0 1\n")
     files = ["--train_file", str(SEMCOR / "play.data.xml"), "--test_file", str(TEST)]
     main(["--word_vectors", str(tmp_path / "glove.txt"), *files])
     assert "100.0% of the uses in the test text have a lemma that the training text lacks" in capsys.readouterr().out
@@ -257,14 +257,14 @@ def test_mistakes(folder, tmp_path, monkeypatch, options, message):
 def test_broken_annotations(tmp_path):
     text, keys = tmp_path / "a.data.xml", tmp_path / "a.gold.key.txt"
     shutil.copy(TRAIN, text)
-    first, *others = (SEMCOR / "train.gold.key.txt").read_text(encoding="utf-8").splitlines(keepends=True)
+    first, *others = (SEMCOR / "train.gold.key.txt").read_text("utf-8").splitlines(keepends=True)
     name = first.split()[0]
     for lines in (others, [f"{name}\n", *others]):
         written(keys, "".join(lines))
         with pytest.raises(ValueError, match=rf"instance {name} has no sense in a\.gold\.key\.txt"):
             read_annotated(text)
     for content, message in (
-        (TRAIN.read_text(encoding="utf-8")[:5000], "is not a complete XML file"),
+        (TRAIN.read_text("utf-8")[:5000], "is not a complete XML file"),
         (f"<corpus>{ONE.replace('lemma', 'x')}</corpus>", "the instance 'play' has no 'lemma'; add it"),
         ("<corpus><sentence><wf>x</wf></sentence></corpus>", "no <instance> in a <sentence>; pass text as of Raganato"),
     ):
