@@ -43,10 +43,9 @@ def test_shares_are_those_of_sentences_alone(bilm, tmp_path, capsys):
     def log_probs(sentence):
         inputs = tokenizer([sentence], return_tensors="pt")
         with torch.no_grad():
-            loss = model.eval()(**inputs, labels=inputs["input_ids"])
-        forward, backward = (
-            float(-each * (len(sentence.split()) + 1)) for each in (loss.forward_loss, loss.backward_loss)
-        )
+            losses = model.eval()(**inputs, labels=inputs["input_ids"])
+        count = len(sentence.split()) + 1
+        forward, backward = -losses.forward_loss.item() * count, -losses.backward_loss.item() * count
         return forward, backward, forward + backward
 
     output = tmp_path / "results" / "pairs.json"
@@ -82,17 +81,23 @@ def test_wrong_tables(table, options, received, bilm, tmp_path):
         minimal_pairs.main([str(write_table(tmp_path, **table)), "--model", str(bilm), *options])
 
 
+def write_rows(folder, rows):
+    path = folder / "pairs.jsonl"
+    path.write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+    return path
+
+
+def shares(path, folder) -> dict:
+    return minimal_pairs.main([str(path), "--model", str(folder)])
+
+
 def test_other_formats(bilm, tmp_path):
-    expected = minimal_pairs.main([str(write_table(tmp_path)), "--model", str(bilm)])
     rows = [dict(zip(("phenomenon", "good", "bad"), row, strict=True)) for row in PAIRS]
-    (tmp_path / "pairs.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in rows))
-    assert minimal_pairs.main([str(tmp_path / "pairs.jsonl"), "--model", str(bilm)]) == expected
+    assert shares(write_rows(tmp_path, rows), bilm) == shares(write_table(tmp_path), bilm)
     rows[0]["phenomenon"], rows[1]["phenomenon"] = 0, " 0"
-    (tmp_path / "pairs.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in rows))
-    assert minimal_pairs.main([str(tmp_path / "pairs.jsonl"), "--model", str(bilm)])["0"]["pairs"] == 2
+    assert shares(write_rows(tmp_path, rows), bilm)["0"]["pairs"] == 2
     for name, value in (("good", 5), ("phenomenon", ["a"])):
-        (tmp_path / "pairs.jsonl").write_text(json.dumps(rows[0] | {name: value}))
         with pytest.raises(ValueError, match=f"pairs.jsonl, line 1 has no '{name}'"):
-            minimal_pairs.main([str(tmp_path / "pairs.jsonl"), "--model", str(bilm)])
+            shares(write_rows(tmp_path, [rows[0] | {name: value}]), bilm)
     with pytest.raises(ValueError, match=r"pairs.txt: unknown suffix; pass a table that ends in .tsv, .csv, .jsonl"):
-        minimal_pairs.main([str(tmp_path / "pairs.txt"), "--model", str(bilm)])
+        shares(tmp_path / "pairs.txt", bilm)

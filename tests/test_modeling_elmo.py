@@ -412,26 +412,28 @@ def test_two_streams_equal_one_text_read_twice():
 def test_special_words_with_one_id_are_refused_where_they_are_needed(cls, options):
     """By masks and the softmax. Tools for all models give them one id, and pass an attention mask."""
     model, batch = make_model(cls, **options), make_batch(make_config(), lengths=[6, 4])
-    same = make_model(cls, **options, **dict.fromkeys(("pad_token_id", "bos_token_id", "eos_token_id"), 0))
-    same.load_state_dict(model.state_dict())
-    batch = {name: tensor for name, tensor in batch.items() if name != "character_ids" or not options}
-    show = {"output_hidden_states": True}
-    assert all(map(torch.equal, same(**batch, **show).hidden_states, model(**batch, **show).hidden_states))
-    message = "'pad_token_id': 0, 'bos_token_id': 0, 'eos_token_id': 0, .*; pass different ids"
-    without_mask = {name: tensor for name, tensor in batch.items() if name != "attention_mask"}
+    same = make_model(cls, **options, pad_token_id=0, bos_token_id=0, eos_token_id=0)
+    labels = batch["input_ids"].where(batch["attention_mask"] > 0, -100)
     if options:
-        fails(message, same, **without_mask)
-    else:
-        same(**without_mask)
+        del batch["character_ids"]
+    hidden = (each(**batch, output_hidden_states=True).hidden_states for each in (same, model))
+    assert all(map(torch.equal, *hidden))
+    message = "'pad_token_id': 0, 'bos_token_id': 0, 'eos_token_id': 0, .*; pass different ids"
     if cls is ELMoForPreTraining:
-        fails(message, same, **batch, labels=batch["input_ids"].where(batch["attention_mask"] > 0, -100))
+        fails(message, same, **batch, labels=labels)
         fails(message, same.score, **batch)
         fails(message, same.predict_words, **batch)
     else:
         fails(message, same.sentence_embeddings, **batch)
         fails(message, same.token_embeddings, **batch)
+    del batch["attention_mask"]
+    if options:
+        fails(message, same, **batch)
+    else:
+        same(**batch)
 
 
+@both_classes
 @pytest.mark.parametrize(
     "options",
     [
@@ -440,22 +442,22 @@ def test_special_words_with_one_id_are_refused_where_they_are_needed(cls, option
         {"char_vocab_size": 0, "word_embedding_size": 7, "softmax_type": "adaptive", "adaptive_cutoffs": [4]},
     ],
 )
-def test_a_softmax_that_cannot_be_tied_is_refused_where_it_is_needed(options, tmp_path):
+def test_a_softmax_that_cannot_be_tied_is_refused_where_it_is_needed(cls, options, tmp_path):
     """Tools for all models set `tie_word_embeddings`. Models without a softmax, or that do not call it, ignore it."""
     batch = make_batch(make_config(), lengths=[6, 4])
-    for cls in (ELMoModel, ELMoForPreTraining):
-        model, tied = make_model(cls, **options), make_model(cls, **options, tie_word_embeddings=True)
-        tied.save_pretrained(tmp_path)
-        tied = cls.from_pretrained(tmp_path)
-        assert all(map(torch.equal, tied.state_dict().values(), model.state_dict().values()))
-        found = tied(**batch, output_hidden_states=True), model(**batch, output_hidden_states=True)
-        assert all(map(torch.equal, *(output.hidden_states for output in found)))
-    message = "`tie_word_embeddings` is True; pass it with a word-level model"
-    fails(message, tied, **batch, labels=batch["input_ids"].where(batch["attention_mask"] > 0, -100))
-    fails(message, tied.score, **batch)
-    tied.resize_token_embeddings(14)
-    model.resize_token_embeddings(14)
-    assert all(weight.shape == tied.state_dict()[name].shape for name, weight in model.state_dict().items())
+    model = make_model(cls, **options)
+    make_model(cls, **options, tie_word_embeddings=True).save_pretrained(tmp_path)
+    tied = cls.from_pretrained(tmp_path)
+    hidden = (each(**batch, output_hidden_states=True).hidden_states for each in (tied, model))
+    assert all(map(torch.equal, *hidden))
+    if cls is ELMoForPreTraining:
+        message = "`tie_word_embeddings` is True; pass it with a word-level model"
+        fails(message, tied, **batch, labels=batch["input_ids"].where(batch["attention_mask"] > 0, -100))
+        fails(message, tied.score, **batch)
+    for each in (tied, model):
+        each.resize_token_embeddings(14)
+    shapes = ({name: weight.shape for name, weight in each.state_dict().items()} for each in (tied, model))
+    assert next(shapes) == next(shapes)
 
 
 # Bad input

@@ -117,6 +117,7 @@ def test_sharded_parts_equal_one_process(tmp_path):
 
 
 def test_each_process_of_a_machine_has_its_own_device(monkeypatch):
+    """More processes than devices share them. Each sets its device, where triton launches, for example."""
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     assert local_device() == local_device("cpu") == torch.device("cpu")
     for name in ("cuda", "cuda:3", "gpu", "meta", "xpu"):
@@ -128,13 +129,12 @@ def test_each_process_of_a_machine_has_its_own_device(monkeypatch):
     current = []
     monkeypatch.setattr(torch.cuda, "set_device", current.append)
     assert local_device("cpu") == torch.device("cpu") and local_device("cuda:3") == torch.device("cuda", 3)
-    monkeypatch.delenv("LOCAL_RANK", raising=False)
-    assert local_device() == local_device("cuda") == torch.device("cuda", 0)
-    monkeypatch.setenv("LOCAL_RANK", "1")
-    assert local_device() == local_device("cuda") == torch.device("cuda", 1)
-    monkeypatch.setenv("LOCAL_RANK", "2")  # more processes than devices share them
+    for rank, index in (("0", 0), ("1", 1), ("2", 0)):
+        monkeypatch.setenv("LOCAL_RANK", rank)
+        assert local_device() == local_device("cuda") == torch.device("cuda", index)
+    monkeypatch.delenv("LOCAL_RANK")
     assert local_device() == torch.device("cuda", 0)
-    assert [device.index for device in current] == [3, 0, 0, 1, 1, 0]  # where triton launches, for example
+    assert [device.index for device in current] == [3, 0, 0, 1, 1, 0, 0, 0]
 
 
 def test_a_temporary_folder_with_a_long_path_has_no_workers(tmp_path, monkeypatch):
@@ -194,7 +194,5 @@ def test_a_processor_without_bfloat16_computes_in_float32(obstacle, monkeypatch,
     monkeypatch.setattr(processes, "bfloat16_obstacle", lambda: obstacle)
     assert computes_bfloat16("cuda", "--bf16")
     assert [computes_bfloat16("cpu", "--bf16") for _ in range(2)] == [obstacle is None] * 2
-    told = (
-        "--bf16: this processor has no instructions for bfloat16, so float32 is faster. This run computes in float32."
-    )
-    assert warnings_of_transformers.messages == ([] if obstacle is None else [told])
+    told = [f"--bf16: {obstacle}, so float32 is faster. This run computes in float32."]
+    assert warnings_of_transformers.messages == (told if obstacle else [])

@@ -77,22 +77,21 @@ def test_answers_equal_plain_loops(pipe, longest, window):
 
 
 def test_batches_lists_and_ways_to_ask(pipe):
-    single = pipe(question=QUESTION, context=CONTEXT)
+    """One context may have several questions."""
+    other = {"question": "Where?", "context": "In London, they say."}
+    both = [{"question": QUESTION, "context": CONTEXT}, other]
+    singles = [pipe(**asked) for asked in both]
     pipe.model.train()
-    assert pipe(question=QUESTION, context=CONTEXT) == single
-    assert set(single) == {"score", "start", "end", "answer"}
-    other = pipe({"question": "Where?", "context": "In London, they say."})
-    both = [{"question": QUESTION, "context": CONTEXT}, {"question": "Where?", "context": "In London, they say."}]
-    for batch_size in (1, 3):
-        found = pipe(both, batch_size=batch_size)
-        again = pipe(question=[QUESTION, "Where?"], context=[each["context"] for each in both], batch_size=batch_size)
-        for answers in (found, again):
-            assert [answer["answer"] for answer in answers] == [single["answer"], other["answer"]]
-            assert [answer["score"] for answer in answers] == pytest.approx([single["score"], other["score"]], rel=1e-4)
+    assert pipe(question=QUESTION, context=CONTEXT) == pipe(both[0]) == singles[0]
+    assert set(singles[0]) == {"score", "start", "end", "answer"}
+    columns = {name: [asked[name] for asked in both] for name in other}
+    for answers in (pipe(both, batch_size=3), pipe(**columns, batch_size=3)):
+        assert [answer["answer"] for answer in answers] == [answer["answer"] for answer in singles]
+        assert [answer["score"] for answer in answers] == pytest.approx([each["score"] for each in singles], rel=1e-4)
     assert [len(answers) for answers in pipe(both, top_k=2)] == [2, 2]
-    columns = Dataset.from_list(both)
-    assert pipe(question=columns["question"], context=columns["context"]) == pipe(columns) == pipe(both)
-    questions = [QUESTION, "Where?"]
+    data = Dataset.from_list(both)
+    assert pipe(question=data["question"], context=data["context"]) == pipe(data) == pipe(both)
+    questions = columns["question"]
     expected = pipe([{"question": each, "context": CONTEXT} for each in questions])
     assert pipe(question=questions, context=CONTEXT) == pipe(question=iter(questions), context=CONTEXT) == expected
     assert pipe([]) == pipe(question=[], context=[]) == pipe(question=[], context=CONTEXT) == []

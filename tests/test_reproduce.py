@@ -45,8 +45,7 @@ def test_an_experiment_made_before_is_recognized_as_finished(task, place, tmp_pa
     assert {name: settings.get(name) for name in known} == known
     assert set(settings) - set(known) <= {"warmup_ratio"}  # an option of older releases of transformers
     (tmp_path / "old").mkdir()
-    record = {"task": task, "arm": "elmo", "seed": 42, "metric": "f1", "metrics": {"test": {"f1": 0.5}}}
-    record["settings"] = known
+    record = {"task": task, **arm_and_seed, "metric": "f1", "metrics": {"test": {"f1": 0.5}}, "settings": known}
     for name, value in (("settings", known), ("record", record)):
         written(tmp_path / "old" / f"{name}.json", json.dumps(value))
     assert reproduce.main(default_options(task, tmp_path / "old")) == [record]

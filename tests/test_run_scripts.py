@@ -83,9 +83,7 @@ def test_demo(tmp_path, monkeypatch, capsys):
     demo.main()
     printed = capsys.readouterr().out
     assert "['<S>', 'The', 'play', 'was', 'a', 'great'" in printed
-    same = re.findall(r"characters alone (.*), layer 1 (.*), layer 2 (.*)", printed)
-    assert [line[0] for line in same] == ["1.00"] * 3  # the token layer reads no context
-    play, chess = (list(map(float, line[1:])) for line in same[1:])
+    _, play, chess = re.findall(r"characters alone 1.00, layer 1 (.*), layer 2 (.*)", printed)
     assert all(one > other for one, other in zip(play, chess, strict=True))
     assert printed.count("[play]") == 15
     before, *_, after = (float(each) for each in re.findall(r": perplexity ([\d.]+)", printed))
@@ -101,11 +99,7 @@ def test_demo(tmp_path, monkeypatch, capsys):
     assert gain == pytest.approx(with_elmo - without, abs=0.11)
     commands = printed.partition("files like yours:\n\n")[2].partition("\n\n")[0].splitlines()
     assert commands == demo.next_commands() and len(commands) == 3
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     for command in (*commands[:2], f"{commands[2]} --max_steps 1"):
-        assert (
-            subprocess.run(
-                command, shell=True, capture_output=True, env={**os.environ, "HF_HUB_OFFLINE": "1"}
-            ).returncode
-            == 0
-        )
+        subprocess.run(command, shell=True, check=True)
     assert (tmp_path / "demo" / "vectors.hdf5").is_file() and (tmp_path / "demo" / "my-tagger").is_dir()

@@ -19,17 +19,16 @@ def tagging(**options) -> Tagging:
 
 
 def tags_of(path: Path, text: str, **options) -> list[list[str]]:
-    written(path, text)
-    return Tagging(TaggingArguments(train_file=str(path), **options)).data["train"]["tags"][:]
+    return Tagging(TaggingArguments(train_file=str(written(path, text)), **options)).data["train"]["tags"][:]
 
 
 # Rows
 
 
 def test_files(tmp_path):
-    (tmp_path / "a.conll").write_text("EU B-ORG\nrejects O\n\nno O\n")
-    (tmp_path / "b.jsonl").write_text('{"tokens": ["EU"], "ner_tags": ["B-ORG"], "tokens2": 1}\n')
-    splits = Tagging(TaggingArguments(train_file=f"{tmp_path}/a.conll", test_file=f"{tmp_path}/b.jsonl")).data
+    one = written(tmp_path / "a.conll", "EU B-ORG\nrejects O\n\nno O\n")
+    two = written(tmp_path / "b.jsonl", '{"tokens": ["EU"], "ner_tags": ["B-ORG"], "tokens2": 1}\n')
+    splits = Tagging(TaggingArguments(train_file=str(one), test_file=str(two))).data
     assert list(splits) == ["train", "test"] and splits["test"].split == "test"
     assert splits["train"].to_dict() == {"tokens": [["EU", "rejects"], ["no"]], "tags": [["B-ORG", "O"], ["O"]]}
     assert splits["test"].to_dict() == {"tokens": [["EU"]], "tags": [["B-ORG"]]}
@@ -116,8 +115,7 @@ def test_labels_are_those_of_the_training_data(tmp_path):
 def test_tags_that_the_training_data_lacks_are_errors(tmp_path, caplog):
     """As seqeval counts the tags as given; the predictions have them as given, too."""
     text = "New\tB-other\nYork\tI-other\nis\tO\n\nBob\tB-person\nis\tO\n"
-    written(tmp_path / "dev.conll", text)
-    task = tagging(validation_file=str(tmp_path / "dev.conll"))
+    task = tagging(validation_file=str(written(tmp_path / "dev.conll", text)))
     assert "'validation' has labels that do not occur in 'train': B-other (1), I-other (1)." in caplog.text
     assert "B-other" not in task.labels
     tokenizer = ELMoTokenizer()
@@ -162,9 +160,8 @@ def test_tags_that_are_not_read_are_named(tmp_path, capsys):
     ],
 )
 def test_tags_that_are_not_bio_are_told(tmp_path, caplog, tags, metric, told):
-    path = tmp_path / "train.conll"
-    path.write_text("".join(f"x {tag}\n" for tag in tags.split()))
-    assert tagging(train_file=str(path), test_file=None, validation_file=None).metric == metric
+    path = written(tmp_path / "train.conll", "".join(f"x {tag}\n" for tag in tags.split()))
+    assert Tagging(TaggingArguments(train_file=str(path))).metric == metric
     messages = [message for message in caplog.messages if "not BIO tags" in message]
     assert len(messages) == (told is not None)
     if told:
@@ -187,15 +184,16 @@ def test_only_training_sentences_are_cut_with_their_labels():
 def test_markers_and_padding_are_not_scored():
     task = tagging()
     examples = task.data["test"].select(range(2))
-    gold = [example["tags"] for example in examples]
+    gold = examples["tags"][:]
     predicted = [["O"] * len(tags) for tags in gold]
     predicted[0][0] = "B-person"
-    width = max(map(len, gold)) + 2
-    labels, logits = np.full((2, width), -100), np.zeros((2, width, len(task.labels)))
+    logits = np.zeros((2, max(map(len, gold)) + 2, len(task.labels)))
     logits[..., 3] = 1  # wrong at every marker and padding
+    labels = np.full(logits.shape[:2], -100)
     for row, (tags, found) in enumerate(zip(gold, predicted, strict=True)):
-        labels[row, 1 : len(tags) + 1] = [task.labels.index(tag) for tag in tags]
-        logits[row, np.arange(len(tags)) + 1, [task.labels.index(tag) for tag in found]] = 2
+        places = range(1, len(tags) + 1)
+        labels[row, places] = [task.labels.index(tag) for tag in tags]
+        logits[row, places, [task.labels.index(tag) for tag in found]] = 2
     output = SplitOutput(logits, labels, examples, None)
     assert task.scores(output) == tagging_scores(predicted, gold, are_entities=True)
     assert [row["predicted"] for row in task.predictions(output)] == predicted

@@ -75,31 +75,36 @@ def answering(task: Tagging, tags: list[list[str]], split: str = "test") -> Spli
     return SplitOutput(logits, None, task.data[split].select(range(len(tags))), None)
 
 
+def failure_of(task: Task, output: SplitOutput) -> str | None:
+    return task.failure(output, task.scores(output))
+
+
 def test_a_tagger_that_finds_nothing(task):
-    gold = [row["tags"] for row in task.data["test"]]
-    always = answering(task, [["O"] * len(tags) for tags in gold])
-    found = task.failure(always, task.scores(always))
-    assert found == "f1 is 0.00, because the model always answers 'O'"
-    wrong = answering(task, [[*tags[:-1], "I-product"] for tags in [["O"] * len(tags) for tags in gold]])
-    assert task.failure(wrong, task.scores(wrong)) == "f1 is 0.00, because hardly any answer is right"
-    right = answering(task, gold)
-    assert task.failure(right, task.scores(right)) is None
+    gold = task.data["test"]["tags"][:]
+    nothing = [["O"] * len(tags) for tags in gold]
+    assert failure_of(task, answering(task, nothing)) == "f1 is 0.00, because the model always answers 'O'"
+    wrong = answering(task, [[*tags[:-1], "I-product"] for tags in nothing])
+    assert failure_of(task, wrong) == "f1 is 0.00, because hardly any answer is right"
+    assert failure_of(task, answering(task, gold)) is None
     plain = Dataset.from_dict({"tokens": [["so", "it", "is"]] * 2, "tags": [["O"] * 3] * 2})  # there is nothing to find
-    without = answering(task, plain["tags"])._replace(examples=plain)
-    assert task.failure(without, task.scores(without)) is None
+    assert failure_of(task, answering(task, plain["tags"])._replace(examples=plain)) is None
 
 
-def test_a_classifier_that_always_answers_the_same(tmp_path):
-    rows = [{"text": "a", "label": label} for label in "xyxx"]
-    written(tmp_path / "a.jsonl", "\n".join(map(json.dumps, rows)))
-    task = Classification(ClassificationArguments(train_file=f"{tmp_path}/a.jsonl", test_file=f"{tmp_path}/a.jsonl"))
-    output = SplitOutput(np.array([[1, 0]] * 4), None, task.data["test"], None)
-    found = task.failure(output, task.scores(output))
-    assert found == "accuracy is 75.00, because the model always answers 'x'"
-    output = output._replace(logits=np.array([[1, 0], [0, 1], [1, 0], [0, 1]]))
-    assert task.failure(output, task.scores(output)) is None
-    one = SplitOutput(np.array([[1, 0]] * 2), None, task.data["test"].select([0, 2]), None)
-    assert task.failure(one, task.scores(one)) is None  # right
+@pytest.mark.parametrize(
+    "labels, answers, expected",
+    [
+        ("xyxx", [0, 0, 0, 0], "accuracy is 75.00, because the model always answers 'x'"),
+        ("xyxx", [0, 1, 0, 1], None),
+        ("xx", [0, 0], None),  # right
+    ],
+)
+def test_a_classifier_that_always_answers_the_same(labels, answers, expected, tmp_path):
+    files = {}
+    for split, of_split in (("train", "xy"), ("test", labels)):
+        rows = "\n".join(json.dumps({"text": "a", "label": label}) for label in of_split)
+        files[f"{split}_file"] = str(written(tmp_path / f"{split}.jsonl", rows))
+    task = Classification(ClassificationArguments(**files))
+    assert failure_of(task, SplitOutput(np.eye(2)[answers], None, task.data["test"], None)) == expected
 
 
 # A new task is one class
@@ -160,12 +165,10 @@ def capitals_of(words: list[str]) -> int:
 def test_a_new_task_is_one_class(folder, tmp_path):
     files = {name: WNUT17[name] for name in ("train_file", "validation_file")}
     task = CountCapitals(CapitalArguments(**files))
-    training = TaskTrainingArguments(
-        output_dir=str(tmp_path), num_train_epochs=4, learning_rate=0.05, use_cpu=True, disable_tqdm=True
-    )
-    overrides = json.dumps(HEAD)
+    options = {"num_train_epochs": 4, "learning_rate": 0.05, "use_cpu": True, "disable_tqdm": True}
+    training = TaskTrainingArguments(output_dir=str(tmp_path), **options)
     arguments = ExperimentArguments(compare_baseline=True, cache_features=True)
-    records = run_experiment(task, head(folder, config_overrides=overrides), arguments, training)
+    records = run_experiment(task, head(folder, config_overrides=json.dumps(HEAD)), arguments, training)
     assert [record["arm"] for record in records] == ["baseline", "elmo"]
     for record in records:
         scores = record["metrics"]["validation"]

@@ -84,12 +84,10 @@ def test_initial_embeddings():
     deviation = vectors.vectors.astype(np.float64).std()
     assert start[8:].std() == pytest.approx(deviation, rel=0.02) and abs(start[8:].mean()) < 0.05 * deviation
     assert np.unique(start[8:], axis=0).shape == (1000, 50)
-
-    assert np.array_equal(initial_embeddings(vectors, vocabulary, seed=3, tokenizer=lowercased)[0], start)
-    assert not np.array_equal(initial_embeddings(vectors, vocabulary, seed=4, tokenizer=lowercased)[0][8:], start[8:])
+    other, _ = initial_embeddings(vectors, vocabulary, seed=4, tokenizer=lowercased)
+    assert np.array_equal(other[2:8], start[2:8]) and not np.array_equal(other[8:], start[8:])
     cased, found = initial_embeddings(vectors, vocabulary, seed=3, tokenizer=ELMoTokenizer())
-    assert found == 2 and np.array_equal(cased[4], start[4]) and np.array_equal(cased[7:], start[7:])
-    assert not any(np.array_equal(cased[row], start[row]) for row in (2, 5, 6))
+    assert found == 2 and np.flatnonzero((cased != start).any(1)).tolist() == [2, 5, 6]
 
 
 def test_vocabulary_of_a_task():
