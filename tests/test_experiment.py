@@ -1,6 +1,7 @@
 """Experiments: arms and seeds, finished and stopped models, cached layers, ensembles, publishing."""
 
 import shutil
+from functools import partial
 from pathlib import Path
 from unittest.mock import MagicMock
 
@@ -18,11 +19,11 @@ from task_worker import (
     read_json,
     sentences_of,
     stopping_trainer,
+    tagger_experiment,
     train_tagger,
     trainer_with,
 )
 from task_worker import experiment as task_experiment
-from task_worker import tagger_experiment as train
 
 from modeling_elmo import ELMoForTokenClassification, ELMoTokenizer
 from modeling_elmo.run_scripts.cards import publishing, results
@@ -74,18 +75,29 @@ def place(tmp_path_factory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def finished(place) -> Path:
+def train(place):
+    """A function of an output folder and options, which returns the records of an experiment."""
+    return partial(tagger_experiment, place)
+
+
+@pytest.fixture(scope="module")
+def finished(place, train) -> Path:
     """A finished experiment: two arms with two seeds. Tests must not change it."""
-    train(place, place / "experiment", compare_baseline=True, seeds=2)
+    train(place / "experiment", **PAIRS)
     return place / "experiment"
 
 
+PAIRS = {"compare_baseline": True, "seeds": 2}
 MEMBERS = [f"{arm}/seed-{seed}" for seed in (42, 43) for arm in ("baseline", "elmo")]
 
 
+def records_in(folder: Path, members=MEMBERS) -> list[dict]:
+    return [read_json(folder / member / "record.json") for member in members]
+
+
 def scores_of(folder: Path, arm: str, split: str = "test") -> list[float]:
-    records = (read_json(folder / arm / f"seed-{seed}" / "record.json") for seed in (42, 43))
-    return [record["metrics"][split]["f1"] for record in records]
+    members = [member for member in MEMBERS if member.startswith(arm)]
+    return [record["metrics"][split]["f1"] for record in records_in(folder, members)]
 
 
 def assert_same_record(record: dict, folder: Path):
@@ -122,11 +134,11 @@ def test_recorded_layer_weights_are_in_the_saved_model(finished):
     assert raw.any()
 
 
-def test_a_finished_experiment_writes_its_results_and_trains_nothing(finished, place, capsys, hub, trainers):
+def test_a_finished_experiment_writes_its_results_and_trains_nothing(finished, train, capsys, hub, trainers):
     files = [*finished.rglob("*.safetensors"), *finished.rglob("record.json"), *finished.rglob("*.jsonl")]
     before = {path: path.stat().st_mtime_ns for path in files}
-    records = train(place, finished, compare_baseline=True, seeds=2)
-    assert records == [read_json(finished / member / "record.json") for member in MEMBERS]
+    records = train(finished, **PAIRS)
+    assert records == records_in(finished)
     assert read_json(finished / "results" / "ner.json")["records"] == records == read_records(finished)[1]
     table = summary_table(records)
     for text in (capsys.readouterr().out, (finished / "results" / "ner.md").read_text(encoding="utf-8")):
@@ -146,8 +158,8 @@ SAVED = {
 
 @pytest.mark.slow
 @pytest.mark.parametrize("ablation", SAVED)
-def test_ablations(ablation, place, tmp_path):
-    records = train(place, tmp_path, **SHORT, ablation=ablation, compare_baseline=ablation == "data")
+def test_ablations(ablation, train, tmp_path):
+    records = train(tmp_path, **SHORT, ablation=ablation, compare_baseline=ablation == "data")
     assert len(records) == len(SAVED[ablation]) and len(list(tmp_path.rglob("record.json"))) == len(records)
     for (name, fields), record in zip(SAVED[ablation], records, strict=True):
         config = read_json(tmp_path / name / "seed-42" / "config.json")
@@ -180,33 +192,33 @@ def test_arms_that_no_other_test_trains():
 # Finished models
 
 
-def test_missing_models_are_trained(finished, place, tmp_path, trainers):
+def test_missing_models_are_trained(finished, train, tmp_path, trainers):
     for arm in ("baseline", "elmo"):  # without the file of records, as after a kill just before it was written
         shutil.copytree(finished / arm / "seed-42", tmp_path / arm / "seed-42")
-    records = train(place, tmp_path, compare_baseline=True, seeds=2, seed=41, num_train_epochs=3)
+    records = train(tmp_path, **PAIRS, seed=41, num_train_epochs=3)
     assert [record["seed"] for record in records] == [41, 41, 42, 42] and len(trainers) == 2
 
 
-def test_a_single_model_stays_when_the_experiment_gets_more(place, tmp_path, trainers):
-    (first,) = train(place, tmp_path, **SHORT)
-    records = train(place, tmp_path, **SHORT, seeds=2)
+def test_a_single_model_stays_when_the_experiment_gets_more(place, train, tmp_path, trainers):
+    (first,) = train(tmp_path, **SHORT)
+    records = train(tmp_path, **SHORT, seeds=2)
     assert records[0] == first and [record["seed"] for record in records] == [42, 43] and len(trainers) == 2
     assert {*tmp_path.rglob("model.safetensors")} == {
         tmp_path / "model.safetensors",
         tmp_path / "elmo" / "seed-43" / "model.safetensors",
     }
-    assert train(place, tmp_path, **SHORT, seed=43) == records[1:] and len(trainers) == 2
+    assert train(tmp_path, **SHORT, seed=43) == records[1:] and len(trainers) == 2
     other_data = {"train_file": str(place / "other.conll")}
     (place / "other.conll").write_text((place / "train.conll").read_text() + "\nPlay O\n")
     for changes, shown in (({"learning_rate": 0.5}, "learning_rate 0.05, now 0.5"), (other_data, "data_digest")):
         with pytest.raises(FileExistsError, match=f"{tmp_path} was made with other settings: .*{shown}"):
-            train(place, tmp_path, **{**SHORT, **changes}, seed=44)
+            train(tmp_path, **{**SHORT, **changes}, seed=44)
     folds = {"train_split": "train[:90%]", "validation_split": "train[90%:]"}  # as those of a plan with one arm
-    (third,) = train(place, tmp_path, **SHORT, **folds, seed=44)
+    (third,) = train(tmp_path, **SHORT, **folds, seed=44)
     assert read_records(tmp_path)[1] == [third, *reversed(records)]
 
 
-def test_tables_are_written_after_each_seed(finished, place, tmp_path, monkeypatch):
+def test_tables_are_written_after_each_seed(finished, train, tmp_path, monkeypatch):
     copy = tmp_path / "experiment"
     shutil.copytree(finished, copy, ignore=shutil.ignore_patterns("results", "seed-43", RECORDS))
     train_first = experiment.Experiment._train
@@ -218,16 +230,16 @@ def test_tables_are_written_after_each_seed(finished, place, tmp_path, monkeypat
 
     monkeypatch.setattr(experiment.Experiment, "_train", stop)
     with pytest.raises(KeyboardInterrupt):
-        train(place, copy, compare_baseline=True, seeds=2)
+        train(copy, **PAIRS)
     records = read_json(copy / "results" / "ner.json")["records"]
     assert [(record["arm"], record["seed"]) for record in records] == [("baseline", 42), ("elmo", 42)]
-    assert [read_json(copy / member / "record.json") for member in MEMBERS[:3]] == read_records(copy)[1]
+    assert records_in(copy, MEMBERS[:3]) == read_records(copy)[1]
 
 
 @pytest.mark.slow
-def test_models_of_other_experiments_are_copied(finished, place, tmp_path, trainers):
+def test_models_of_other_experiments_are_copied(finished, place, train, tmp_path, trainers):
     options = {"ablation": "placement", "seeds": 2, "reuse_from": place, "num_train_epochs": 3}
-    records = train(place, tmp_path, **options)
+    records = train(tmp_path, **options)
     assert [record["arm"] for record in records] == ["input", "output", "both"] * 2
     assert len(trainers) == 4  # the paper's tagger reads ELMo at its input
     for seed, record in zip((42, 43), records[::3], strict=True):
@@ -235,12 +247,12 @@ def test_models_of_other_experiments_are_copied(finished, place, tmp_path, train
         assert record == read_json(known / "record.json") | {"arm": "input"} == read_json(copy / "record.json")
         assert_same_weights(copy, known)
         assert (copy / "predictions_test.jsonl").read_bytes() == (known / "predictions_test.jsonl").read_bytes()
-    assert train(place, tmp_path, **options) == records and len(trainers) == 4
-    train(place, tmp_path / "other", seeds=1, reuse_from=place, learning_rate=0.01, **SHORT)
+    assert train(tmp_path, **options) == records and len(trainers) == 4
+    train(tmp_path / "other", seeds=1, reuse_from=place, learning_rate=0.01, **SHORT)
     assert len(trainers) == 5
     options = {"elmo_placement": "output", "scalar_mix_mode": "top", "scalar_mix_l2": 0.5, "elmo_dropout": 0.2}
-    (record, _) = train(place, tmp_path / "top", reuse_from=place, compare_baseline=True, num_train_epochs=3, **options)
-    assert record == read_json(finished / "baseline" / "seed-42" / "record.json") and len(trainers) == 6
+    (record, _) = train(tmp_path / "top", reuse_from=place, compare_baseline=True, num_train_epochs=3, **options)
+    assert record == records_in(finished)[0] and len(trainers) == 6
 
 
 OTHERS = [  # an option of Trainer, the experiment, the head, the network, the data and the task
@@ -254,19 +266,19 @@ OTHERS = [  # an option of Trainer, the experiment, the head, the network, the d
 
 
 @pytest.mark.parametrize("options, name", OTHERS, ids=[str(options) for options, _ in OTHERS])
-def test_other_settings_are_refused(options, name, finished, place, trainers):
+def test_other_settings_are_refused(options, name, finished, place, train, trainers):
     files = {key: place / file for key, file in options.items() if key.endswith("_file") and file}
     with pytest.raises(FileExistsError, match=f"(?s)seed-42 was made with other settings.*{name}.*--output_dir"):
-        train(place, finished / "elmo" / "seed-42", **{**options, **files})
+        train(finished / "elmo" / "seed-42", **{**options, **files})
     assert not trainers
 
 
-def test_other_files_under_the_same_name_are_noticed(place, tmp_path):
+def test_other_files_under_the_same_name_are_noticed(place, train, tmp_path):
     folder, train_file, vectors = bilm(tmp_path / "bilm"), tmp_path / "mine.conll", tmp_path / "vectors.txt"
     shutil.copy(place / "train.conll", train_file)
     vectors.write_text("the 1 2\nin 3 4\n")
     options = {**SHORT, "train_file": train_file, "word_vectors": vectors, "model_name_or_path": folder}
-    train(place, tmp_path / "run", **options)
+    train(tmp_path / "run", **options)
     for path, old, new, name in (
         (train_file, b"the\tO", b"teh\tO", "data_digest"),
         (vectors, b"3 4", b"3 5", "word_vectors_digest"),
@@ -275,14 +287,14 @@ def test_other_files_under_the_same_name_are_noticed(place, tmp_path):
         content = path.read_bytes()
         path.write_bytes(content.replace(old, new))
         with pytest.raises(FileExistsError, match=f"(?s)other settings.*{name}"):
-            train(place, tmp_path / "run", **options)
+            train(tmp_path / "run", **options)
         path.write_bytes(content)
     bilm(folder, seed=1)
     with pytest.raises(FileExistsError, match="(?s)other settings.*model_digest"):
-        train(place, tmp_path / "run", **options)
+        train(tmp_path / "run", **options)
 
 
-def test_records_alone_are_enough_for_tables_but_not_for_the_hub(finished, place, tmp_path, trainers):
+def test_records_alone_are_enough_for_tables_but_not_for_the_hub(finished, place, train, tmp_path, trainers):
     """With the same data and biLM under other names, as on another disk. The records name no folder."""
     shipped = tmp_path / "shipped"
     shipped.mkdir()
@@ -292,20 +304,20 @@ def test_records_alone_are_enough_for_tables_but_not_for_the_hub(finished, place
         shutil.copy(place / file.name.replace("-moved", ""), file)
     options = {**moved, "model_name_or_path": shutil.copytree(place / "bilm", tmp_path / "moved-bilm")}
     options |= {"compare_baseline": True, "seeds": 2, "reuse_from": shipped}
-    records = train(place, tmp_path / "run", **options)
-    assert records == [read_json(finished / member / "record.json") for member in MEMBERS] and not trainers
+    records = train(tmp_path / "run", **options)
+    assert records == records_in(finished) and not trainers
     settings = read_records(tmp_path / "run")[1][0]["settings"]
     assert (settings["model_name_or_path"], settings["train_file"]) == ("bilm", "train.conll")
     with pytest.raises(FileNotFoundError, match="run holds the record of the best model without the model"):
-        train(place, tmp_path / "run", **options, push_to_hub=True)
+        train(tmp_path / "run", **options, push_to_hub=True)
 
 
-def test_a_start_that_failed_does_not_block_its_folder(place, tmp_path, monkeypatch):
+def test_a_start_that_failed_does_not_block_its_folder(train, tmp_path, monkeypatch):
     stop_in(monkeypatch, "on_train_begin")
     with pytest.raises(KeyboardInterrupt):
-        train(place, tmp_path, **SHORT)
+        train(tmp_path, **SHORT)
     monkeypatch.setattr(head_module, "TaskTrainer", TaskTrainer)
-    (record,) = train(place, tmp_path, **SHORT, learning_rate=0.01)
+    (record,) = train(tmp_path, **SHORT, learning_rate=0.01)
     assert record["settings"]["learning_rate"] == 0.01
 
 
@@ -322,9 +334,9 @@ def test_a_start_that_failed_does_not_block_its_folder(place, tmp_path, monkeypa
         ({"cache_features": True, "no_freeze_bilm": True, "compare_baseline": True}, "--cache_features"),
     ],
 )
-def test_mistakes_end_before_training(options, received, place, tmp_path, trainers):
+def test_mistakes_end_before_training(options, received, train, tmp_path, trainers):
     with pytest.raises(Exception, match=received):
-        train(place, tmp_path, **SHORT, **options)
+        train(tmp_path, **SHORT, **options)
     assert not trainers
 
 
@@ -338,21 +350,21 @@ def test_both_programs_train_the_same_model(finished, place, tmp_path):
 # Stopped models
 
 
-def test_a_stopped_run_resumes_to_the_same_model(finished, place, tmp_path, monkeypatch):
+def test_a_stopped_run_resumes_to_the_same_model(finished, train, tmp_path, monkeypatch):
     """It equals the model of the same arm and seed in a larger experiment."""
     stop_in(monkeypatch, "on_save")
     with pytest.raises(KeyboardInterrupt):
-        train(place, tmp_path, seed=43)
+        train(tmp_path, seed=43)
     assert [path.name for path in tmp_path.glob("checkpoint-*")] == ["checkpoint-6"]
     assert not (tmp_path / "record.json").exists()
     monkeypatch.setattr(head_module, "TaskTrainer", TaskTrainer)
     with pytest.raises(FileExistsError, match="(?s)other settings.*learning_rate"):
-        train(place, tmp_path, seed=43, learning_rate=0.01)
+        train(tmp_path, seed=43, learning_rate=0.01)
     steps, training_step = [], TaskTrainer.training_step
     monkeypatch.setattr(TaskTrainer, "training_step", lambda *args: steps.append(1) or training_step(*args))
     synced = []
     monkeypatch.setattr(experiment, "sync", lambda folder: synced.append({path.name for path in folder.iterdir()}))
-    (record,) = train(place, tmp_path, seed=43)
+    (record,) = train(tmp_path, seed=43)
     (files,) = synced  # the model reaches the disk before its checkpoints are removed
     assert {"model.safetensors", "record.json"} <= files and any(name.startswith("checkpoint-") for name in files)
     assert len(steps) == 12  # of the second and third epoch
@@ -366,14 +378,14 @@ def test_a_stopped_run_resumes_to_the_same_model(finished, place, tmp_path, monk
 
 
 @pytest.mark.slow
-def test_early_stopping_keeps_its_count_when_it_resumes(place, tmp_path, monkeypatch):
+def test_early_stopping_keeps_its_count_when_it_resumes(train, tmp_path, monkeypatch):
     """A learning rate near 0 makes no epoch better than the first, so patience of 2 stops after the third."""
     options = {"early_stopping_patience": 2, "learning_rate": 1e-9, "num_train_epochs": 9}
     stop_in(monkeypatch, "on_save", number=2)
     with pytest.raises(KeyboardInterrupt):
-        train(place, tmp_path, **options)
+        train(tmp_path, **options)
     monkeypatch.setattr(head_module, "TaskTrainer", TaskTrainer)
-    (record,) = train(place, tmp_path, **options)
+    (record,) = train(tmp_path, **options)
     assert record["epochs"] == 3 and len(record["curve"]) == 3
     assert record["settings"]["num_train_epochs"] == 9
 
@@ -385,11 +397,11 @@ CLIPPED = {"config_overrides": {"cell_clip": 0.01}}  # changes the layers
 
 
 @pytest.fixture(scope="module")
-def cached(place) -> Path:
+def cached(place, train):
     """One epoch on computed and on cached layers. SGD, because the steps of Adam amplify rounding errors."""
     options = {"optim": "sgd", "learning_rate": 0.1, "num_train_epochs": 1, **CLIPPED}
     for name, is_cached in (("computed", False), ("cached", True)):
-        train(place, place / name, **options, cache_features=is_cached)
+        train(place / name, **options, cache_features=is_cached)
     return place
 
 
@@ -408,7 +420,7 @@ def test_cached_layers_change_nothing(cached):
 
 
 @pytest.mark.slow
-def test_all_members_share_a_file(cached, monkeypatch, trainers):
+def test_all_members_share_a_file(train, cached, monkeypatch, trainers):
     folder = cached / "cached"
     (file,) = (folder / "features").iterdir()
     made = file.stat().st_mtime_ns
@@ -434,9 +446,9 @@ def probabilities(folder: Path, sentences: list[list[str]]) -> list[np.ndarray]:
         return [model(**each).logits[0, 1:-1].double().softmax(-1).numpy() for each in inputs]
 
 
-def test_an_ensemble_is_the_mean_of_probabilities(finished, place, tmp_path):
+def test_an_ensemble_is_the_mean_of_probabilities(finished, place, train, tmp_path):
     members = [finished / name for name in MEMBERS[1::2]]
-    (record,) = train(place, tmp_path, ensemble=members)
+    (record,) = train(tmp_path, ensemble=members)
     labels = read_json(members[0] / "config.json")["id2label"]
     sentences = [words for words, _ in sentences_of(place / "test.conll")]
     pairs = zip(*(probabilities(folder, sentences) for folder in members), strict=True)
@@ -452,15 +464,15 @@ def test_an_ensemble_is_the_mean_of_probabilities(finished, place, tmp_path):
 
 
 @pytest.mark.parametrize("name, value", [("compare_baseline", True), ("push_to_hub", True), ("seeds", 2)])
-def test_an_ensemble_only_averages(name, value, finished, place, tmp_path):
+def test_an_ensemble_only_averages(name, value, finished, train, tmp_path):
     with pytest.raises(ValueError, match=f"--ensemble .* leave out --{name}"):
-        train(place, tmp_path, ensemble=[finished / MEMBERS[1]], **{name: value})
+        train(tmp_path, ensemble=[finished / MEMBERS[1]], **{name: value})
 
 
-def test_members_are_different_models_with_the_labels_of_the_data(finished, place, tmp_path):
+def test_members_are_different_models_with_the_labels_of_the_data(finished, train, tmp_path):
     member = finished / MEMBERS[1]
     with pytest.raises(ValueError, match="--ensemble .*seed-42.* has a model twice"):
-        train(place, tmp_path, ensemble=[member, f"{member}/"])
+        train(tmp_path, ensemble=[member, f"{member}/"])
     with pytest.raises(ValueError, match=r"--ensemble .*seed-42 has the labels .*B-NAME.*but the data has.*B-person"):
         task_experiment("ner", tmp_path, model_name_or_path=member, ensemble=[member])
 
@@ -469,9 +481,9 @@ def test_members_are_different_models_with_the_labels_of_the_data(finished, plac
 
 
 @pytest.mark.parametrize("name", [None, "someone/tagger"])
-def test_push_to_hub(name, finished, place, hub):
+def test_push_to_hub(name, finished, place, train, hub):
     options = {"push_to_hub": True, "hub_model_id": name, "hub_private_repo": "true", "hub_token": "a-token"}
-    train(place, finished, compare_baseline=True, seeds=2, **options)
+    train(finished, **PAIRS, **options)
     hub.assert_called_once_with(token="a-token")
     upload = hub.return_value.upload_folder.call_args.kwargs
     folder, scores = Path(upload["folder_path"]), scores_of(finished, "elmo", "validation")
