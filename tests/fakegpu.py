@@ -45,7 +45,7 @@ class Recording:
         return sum(number for (kind, _), number in self.waits.items() if not kind.endswith("async"))
 
 
-_recordings: list[Recording] = []
+_recordings = []
 
 
 @contextmanager

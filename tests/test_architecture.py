@@ -36,7 +36,7 @@ def module_name(path: Path) -> str:
 
 
 FILES = {module_name(path): path for folder in PACKAGES for path in sorted((ROOT / folder).rglob("*.py"))}
-TREES = {module: ast.parse(path.read_text(encoding="utf-8")) for module, path in FILES.items()}
+TREES = {module: ast.parse(path.read_text("utf-8")) for module, path in FILES.items()}
 RUN_SCRIPTS = PACKAGES["run_scripts"] + "."
 IS_PROGRAM = {module: path.parent == ROOT / "run_scripts" and path.stem != "__init__" for module, path in FILES.items()}
 
@@ -90,7 +90,7 @@ def test_no_part_imports_a_program():
 
 def test_no_test_file_imports_another():
     """What several need is in `bilm_models.py`, `head_models.py` and other files beside them."""
-    tests = {path.name: path.read_text(encoding="utf-8") for path in Path(__file__).parent.glob("*.py")}
+    tests = {path.name: path.read_text("utf-8") for path in Path(__file__).parent.glob("*.py")}
     assert not [name for name, text in tests.items() if re.search(r"^\s*(from|import) test_", text, re.MULTILINE)]
 
 
@@ -177,7 +177,7 @@ def names_defined_in(module: str) -> set[str]:
 
 
 def test_a_name_has_one_meaning():
-    owners: dict[str, list[str]] = {}
+    owners = {}
     for module in FILES:
         for name in names_defined_in(module) - NAMES_OF_MANY_FILES:
             owners.setdefault(name, []).append(str(FILES[module].relative_to(ROOT)))

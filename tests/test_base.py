@@ -122,7 +122,7 @@ OFFLOADED = {
 }
 
 
-@pytest.mark.parametrize(("part", "options"), OFFLOADED.values(), ids=OFFLOADED)
+@pytest.mark.parametrize("part, options", OFFLOADED.values(), ids=OFFLOADED)
 def test_parts_may_be_on_disk(part, options, tmp_path):
     model = make_model(ELMoForPreTraining, **options)
     batch = make_batch(model.config)

@@ -21,8 +21,8 @@ from modeling_elmo.run_scripts.program.command_line import run
 from modeling_elmo.run_scripts.program.sentences import JUDGED_LINES
 
 TEXT = Path(__file__).parent / "fixtures" / "text"
-ENGLISH = (TEXT / "en.txt").read_text(encoding="utf-8").splitlines()
-KOREAN = (TEXT / "ko.txt").read_text(encoding="utf-8").splitlines()
+ENGLISH = (TEXT / "en.txt").read_text("utf-8").splitlines()
+KOREAN = (TEXT / "ko.txt").read_text("utf-8").splitlines()
 WORDS = sorted({word for line in [*ENGLISH, *KOREAN, "sea is"] for word in line.split()})
 TOKENIZER = ELMoTokenizer(vocab=["<S>", "</S>", "<UNK>", *WORDS], max_word_length=40)
 SPLIT = {"is_split_into_words": True}
@@ -34,7 +34,7 @@ def two_files() -> Corpus:
 
 
 def write(path: Path, lines) -> Corpus:
-    path.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
+    path.write_text("".join(f"{line}\n" for line in lines), "utf-8")
     return Corpus.from_files([str(path)])
 
 
@@ -55,7 +55,7 @@ def assert_same_batches(batches, expected):
     assert list(map(content, batches)) == list(map(content, expected))
 
 
-RAW = [line for line in (TEXT / "en_raw.txt").read_text(encoding="utf-8").splitlines() if line.strip()]
+RAW = [line for line in (TEXT / "en_raw.txt").read_text("utf-8").splitlines() if line.strip()]
 
 
 def make(kind: str, corpus: Corpus, **options):
@@ -110,7 +110,7 @@ def test_streamed_data_set_is_read_whole_by_every_worker(tmp_path):
     (tmp_path / "data").mkdir()
     for number, part in enumerate((ENGLISH[:30], ENGLISH[30:60])):
         records = "\n".join(json.dumps({"text": line}) for line in part)
-        (tmp_path / "data" / f"train-{number}.jsonl").write_text(records, encoding="utf-8")
+        (tmp_path / "data" / f"train-{number}.jsonl").write_text(records, "utf-8")
     corpus = Corpus.from_arguments(CorpusArguments(dataset=str(tmp_path / "data"), streaming=True))
     assert corpus.survey() is None
     batches = list(batch_loader(SentenceBatches(corpus, TOKENIZER, 200, repeat=False, **SPLIT), num_workers=2))

@@ -25,7 +25,7 @@ from modeling_elmo.run_scripts.benchmarks import (
 from modeling_elmo.run_scripts.benchmarks.peers import peer_allennlp
 
 ROOT = Path(__file__).parents[1]
-SENTENCES = [line.split() for line in text.FIXTURE_TEXT.read_text(encoding="utf-8").splitlines()]
+SENTENCES = [line.split() for line in text.FIXTURE_TEXT.read_text("utf-8").splitlines()]
 SIZES = ["--preset", "tiny", "--rounds", "2", "--batches", "1x8", "--training_batches", "4x6"]
 SIZES += ["--vocabulary_size", "400"]
 OURS = {"this package", "plain definition", "torch.nn.LSTM", "matrix products alone"}
@@ -49,7 +49,7 @@ def implementations(rows: list[dict], part: str, batch: str) -> set[str]:
 
 def write_peer(folder: Path, body: str = PEER.format(factor=1)) -> str:
     file = folder / "their_elmo.py"
-    file.write_text(body, encoding="utf-8")
+    file.write_text(body, "utf-8")
     return f"{file}:peer"
 
 
@@ -71,7 +71,7 @@ def test_every_part_gives_its_rows(tmp_path, monkeypatch, capsys):
             assert implementations(rows, "heads", f"{head}, {batch}") == {"this package", "its biLM alone"}
     for pre_tokenization in ("whitespace", "moses", "treebank"):
         assert implementations(rows, "tokenizer", f"{pre_tokenization}, 30 texts") == {"this package", "BertTokenizer"}
-    figures = json.loads(output.read_text(encoding="utf-8"))
+    figures = json.loads(output.read_text("utf-8"))
     assert figures["rows"] == rows and figures["conditions"]["torch"] == torch.__version__
     printed = capsys.readouterr().out
     assert "\ninference, 1x8, 10 tokens\n" in printed
@@ -94,7 +94,7 @@ def test_ratios_are_taken_within_a_round(monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("part", "wrong", "output"),
+    "part, wrong, output",
     [
         ("inference", lambda outputs: 2 * outputs, "vectors"),
         ("training", lambda outputs: 2 * outputs - outputs.detach(), ".*weight"),  # only the gradient
@@ -148,7 +148,7 @@ def test_no_figure_for_a_wrong_peer(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("options", "received"),
+    "options, received",
     [
         (["--peer", "allennlp"], "--peer allennlp.*FILE.py:FUNCTION"),
         (["--peer", f"{__file__}:elmo"], "--peer .*test_benchmark.py:elmo"),
@@ -172,7 +172,7 @@ def test_against_another_checkout(tmp_path):
     with (other / "modeling_elmo" / "__init__.py").open("a", encoding="utf-8") as file:
         file.write("\nprint('the other package:', __name__, __file__)\n")
     short, output = tmp_path / "short.txt", tmp_path / "figures.json"
-    short.write_text("\n".join(" ".join(words) for words in SENTENCES[:30]), encoding="utf-8")
+    short.write_text("\n".join(" ".join(words) for words in SENTENCES[:30]), "utf-8")
     parts = ["--parts", "inference", "heads", "training", "tokenizer", "--against", str(other), "--output", str(output)]
     command = [sys.executable, "-m", "modeling_elmo.run_scripts.benchmark", *SIZES, *parts, "--text_file", str(short)]
     finished = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=300)
@@ -215,7 +215,7 @@ def test_texts(tmp_path, monkeypatch):
     file.write_bytes(gzip.compress(lines.encode()))
     assert text.read_sentences(str(file)) == SENTENCES[:20]
     assert text.read_sentences(None) == SENTENCES
-    (tmp_path / "short.txt").write_text("Too short\n", encoding="utf-8")
+    (tmp_path / "short.txt").write_text("Too short\n", "utf-8")
     with pytest.raises(ValueError, match="short.txt has no line of 3 words"):
         text.read_sentences(str(tmp_path / "short.txt"))
     monkeypatch.setattr(text, "FIXTURE_TEXT", tmp_path / "not_there.txt")

@@ -95,7 +95,7 @@ def write(folder, log=LOG, config=None, name="elmo-xy", **changes) -> str:
     }
     (config or ELMoConfig.from_preset("tiny", architectures=["ELMoForPreTraining"])).save_pretrained(folder)
     write_result(folder, "pretraining", without_folders(record))
-    return write_bilm_card(folder, name).read_text(encoding="utf-8")
+    return write_bilm_card(folder, name).read_text("utf-8")
 
 
 SENSES = {
@@ -147,9 +147,9 @@ def converted(folder: Path) -> str:
     files = [{"name": "w_.hdf5", "bytes": 1234, "sha256": "ab" * 32}]
     found = {"origin": "someone's *ELMo*", "files": files, "arrays": 33, "equal_arrays": 32}
     write_result(folder, "conversion", found)
-    (folder / "statement.md").write_text("From speeches.", encoding="utf-8")
+    (folder / "statement.md").write_text("From speeches.", "utf-8")
     write_card_facts(folder, CardArguments(data_statement=str(folder / "statement.md")))
-    return write_bilm_card(folder, "someone/elmo").read_text(encoding="utf-8")
+    return write_bilm_card(folder, "someone/elmo").read_text("utf-8")
 
 
 @pytest.mark.parametrize("make", [trained_further, word_level, lexicon_level, converted])

@@ -9,7 +9,7 @@ from modeling_elmo import ELMoTokenizer
 from modeling_elmo.run_scripts.build_vocabulary import main
 
 TEXT = Path(__file__).parent / "fixtures" / "text"
-LINES = [line for name in ("en.txt", "ko.txt") for line in (TEXT / name).read_text(encoding="utf-8").splitlines()]
+LINES = [line for name in ("en.txt", "ko.txt") for line in (TEXT / name).read_text("utf-8").splitlines()]
 COUNTS = Counter(word for line in LINES for word in line.split())
 WORDS = ("--is_split_into_words", "--train_file")
 
@@ -19,7 +19,7 @@ def build(output: Path, *options) -> dict:
 
 
 def words_of(path: Path) -> list[str]:
-    return path.read_text(encoding="utf-8").splitlines()
+    return path.read_text("utf-8").splitlines()
 
 
 def test_counts(tmp_path, capsys):
@@ -50,7 +50,7 @@ def test_the_tokenizer_knows_the_words_that_the_report_covers(tmp_path, options)
     flags = [flag for name, value in options.items() for flag in (f"--{name}", value)]
     report = build(tmp_path / "vocab.txt", "--train_file", TEXT / "en_raw.txt", "--vocabulary_size", 500, *flags)
     tokenizer = ELMoTokenizer(vocab_file=tmp_path / "vocab.txt", **options)
-    ids = tokenizer((TEXT / "en_raw.txt").read_text(encoding="utf-8").splitlines(), add_special_tokens=False)
+    ids = tokenizer((TEXT / "en_raw.txt").read_text("utf-8").splitlines(), add_special_tokens=False)
     ids = [index for text in ids["input_ids"] for index in text]
     assert len(tokenizer) == 500
     assert len(ids) == report["words"]
@@ -68,7 +68,7 @@ def test_text_that_was_split_by_other_rules(tmp_path, caplog):
 
 
 def test_cut_words_of_a_lexicon_are_counted_in_characters(tmp_path):
-    (tmp_path / "text.txt").write_text("밥밥밥밥 밥 abcde", encoding="utf-8")
+    (tmp_path / "text.txt").write_text("밥밥밥밥 밥 abcde", "utf-8")
     inputs = ["--train_file", tmp_path / "text.txt", "--max_word_length", 6, "--overwrite"]
     assert build(tmp_path / "vocab.txt", *inputs)["cut_distinct_words"] == 2
     assert build(tmp_path / "vocab.txt", *inputs, "--alphabet", "lexicon")["cut_distinct_words"] == 1
@@ -92,7 +92,7 @@ def test_data_sets(tmp_path, kind):
 
 
 @pytest.mark.parametrize(
-    ("options", "message"),
+    "options, message",
     [
         ([], "--train_file FILE"),
         (["--train_file", "text.txt", "--vocabulary_size", "4"], "--vocabulary_size 4"),
@@ -107,18 +107,18 @@ def test_data_sets(tmp_path, kind):
 def test_bad_input(tmp_path, monkeypatch, options, message):
     monkeypatch.chdir(tmp_path)
     for name, text in (("text.txt", "a"), ("blank.txt", "\n \n"), ("mine.txt", "mine")):
-        Path(name).write_text(text, encoding="utf-8")
+        Path(name).write_text(text, "utf-8")
     Dataset.from_dict({"tokens": [["a"]]}).save_to_disk("data")
     with pytest.raises((ValueError, OSError), match=message):
         build(Path("vocab.txt"), *options)
-    assert not Path("vocab.txt").exists() and Path("mine.txt").read_text(encoding="utf-8") == "mine"
+    assert not Path("vocab.txt").exists() and Path("mine.txt").read_text("utf-8") == "mine"
 
 
 def test_words_that_do_not_fit_in_a_line_are_counted_as_unknown(tmp_path):
     """But a text with no other words is refused."""
-    (tmp_path / "a.jsonl").write_text(json.dumps({"text": ["a", "", "x\ny", "b"]}), encoding="utf-8")
+    (tmp_path / "a.jsonl").write_text(json.dumps({"text": ["a", "", "x\ny", "b"]}), "utf-8")
     report = build(tmp_path / "vocab.txt", "--train_file", tmp_path / "a.jsonl")
     assert (report["words"], report["coverage"], report["vocab_size"]) == (4, 0.5, 6)
-    (tmp_path / "b.txt").write_text("\x01", encoding="utf-8")
+    (tmp_path / "b.txt").write_text("\x01", "utf-8")
     with pytest.raises(ValueError, match="no word in .*b.txt"):
         build(tmp_path / "b.vocab.txt", "--train_file", tmp_path / "b.txt")

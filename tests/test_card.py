@@ -44,7 +44,7 @@ def test_a_key_that_a_record_lacks():
 
 def test_facts_that_the_author_states(tmp_path):
     """A fact stays until it is replaced; texts of the author are Markdown, and names are not."""
-    (tmp_path / "cite.md").write_text("Cite *us*.\n", encoding="utf-8")
+    (tmp_path / "cite.md").write_text("Cite *us*.\n", "utf-8")
     assert not write_card_facts(tmp_path, CardArguments()) and read_result(tmp_path, "card") == {}
     card = ModelCard.load(write_card(tmp_path, "elmo", "card.md", {}, {}))
     assert card.data.license is None and card.data.model_name is None and "No license is recorded.\n" in card.text
@@ -68,28 +68,28 @@ def test_the_example_is_in_the_language_of_the_model(tmp_path):
         ({"language": ["de"], "example": ["Das Stück läuft .", "Wo?"]}, ["Das Stück läuft .", "Wo?"]),
     ):
         write_card_facts(tmp_path, CardArguments(**stated))
-        values: dict[str, object] = {}
+        values = {}
         write_card(tmp_path, "elmo", "card.md", {}, values)
         assert values["examples"] == expected
 
 
 def test_settings_are_shown_as_they_are(tmp_path):
     settings = {"config_overrides": '{"a": [[1,2]]}', "files": ["a_b", "c\n```"]}
-    card = write_card(tmp_path, "elmo", "card.md", {}, {"settings": settings}).read_text(encoding="utf-8")
+    card = write_card(tmp_path, "elmo", "card.md", {}, {"settings": settings}).read_text("utf-8")
     assert '```text\nconfig_overrides={"a": [[1,2]]}\nfiles=a_b, c ```\n```\n' in card
 
 
 def test_the_card_names_the_oldest_supported_versions(tmp_path):
-    project = (Path(__file__).parents[1] / "pyproject.toml").read_text(encoding="utf-8")
+    project = (Path(__file__).parents[1] / "pyproject.toml").read_text("utf-8")
     oldest = [
         re.search(rf"{name}>=([\d.]+)", project)[1] for name in ('requires-python = "', '"torch', '"transformers')
     ]
     versions = "Python {}, torch {} and transformers {}, or newer.".format(*oldest)
-    assert versions in write_card(tmp_path, "elmo", "card.md", {}, {}).read_text(encoding="utf-8")
+    assert versions in write_card(tmp_path, "elmo", "card.md", {}, {}).read_text("utf-8")
 
 
 @pytest.mark.parametrize(
-    ("options", "error", "message"),
+    "options, error, message",
     [
         (["--language", "english"], ValueError, "--language english"),
         (["--citation", "nowhere.md"], FileNotFoundError, "nowhere.md"),
@@ -107,7 +107,7 @@ def test_a_result_that_is_no_json(tmp_path):
     write_result(tmp_path, "play", {"word": "눈"})
     assert read_result(tmp_path, "play") == {"word": "눈"}
     for text, reason in (('{"word": ', "is not JSON"), ("[" * 100_000, "is not JSON"), ("[1]", "holds a list")):
-        (tmp_path / "results" / "play.json").write_text(text, encoding="utf-8")
+        (tmp_path / "results" / "play.json").write_text(text, "utf-8")
         with pytest.raises(ValueError, match=rf"play\.json {reason}"):
             read_result(tmp_path, "play")
 

@@ -255,7 +255,7 @@ def test_what_is_resumed(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("folder", "name", "message"),
+    "folder, name, message",
     [
         (
             "run",

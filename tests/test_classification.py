@@ -20,7 +20,7 @@ from modeling_elmo.run_scripts.fine_tuning.tasks.classification import (
 
 
 def read_rows(path: Path, rows: list[dict], **options) -> Dataset:
-    path.write_text("\n".join(map(json.dumps, rows)), encoding="utf-8")
+    path.write_text("\n".join(map(json.dumps, rows)), "utf-8")
     return read_classification(ClassificationArguments(train_file=str(path), **options))["train"]
 
 

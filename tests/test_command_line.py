@@ -95,7 +95,7 @@ def test_a_package_that_is_missing(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("function", "message"),
+    "function, message",
     [
         (lambda: AutoModel.from_pretrained("no/such"), "program.py: error: .*\n"),
         (lambda: Path("no/such/file").read_text(), "program.py: error: no/such/file: No such file or directory\n"),
@@ -149,7 +149,7 @@ def test_help_that_nobody_reads(arguments):
 
 
 @pytest.mark.parametrize(
-    ("number", "status", "message"),
+    "number, status, message",
     [(errno.EINVAL, 141, ""), (errno.ENOSPC, 2, "a.py: error: The output: No space left on device\n")],
     ids=["closed pipe of Windows", "full disk"],
 )
@@ -318,7 +318,7 @@ def test_the_options_of_all_programs_are_in_the_list():
             for option in options_in_help(module, *task, "--help"):
                 programs[option].append(" ".join([name] if module == "run_task" else [name, *task]))
     lines = [f"{option}: {', '.join(names)}" for option, names in sorted(programs.items())]
-    listed = OPTIONS.read_text(encoding="utf-8").splitlines()
+    listed = OPTIONS.read_text("utf-8").splitlines()
     differences = [f"+ {line}" for line in lines if line not in listed]
     differences += [f"- {line}" for line in listed if line not in lines]
     advice = "Options have changed. Describe a new one on its page in docs/, then bring the list up to date:"
@@ -363,7 +363,7 @@ def test_options_that_argparse_refuses_end_in_one_line(wrong, capsys):
 
 
 @pytest.mark.parametrize(
-    ("arguments", "message"),
+    "arguments, message",
     [
         ("--sed 3", r"--sed is not an option of this program\. Did you mean --seed\?"),
         ("--load_best_model_at_end", "requires the save and eval strategy to match"),

@@ -250,7 +250,7 @@ def test_options_of_from_pretrained_are_checked_and_kept(tmp_path):
 
 def test_every_field_is_read_somewhere():
     folder = Path(modeling_elmo.__file__).parent
-    models = "".join(path.read_text(encoding="utf-8") for path in folder.rglob("*.py") if "config" not in path.name)
+    models = "".join(path.read_text("utf-8") for path in folder.rglob("*.py") if "config" not in path.name)
     assert not {name for name in FIELDS if not re.search(rf"config\.{name}\b", models)}
 
 

@@ -38,7 +38,7 @@ def is_one_of_manylangs(row: PublishedCheckpoint) -> bool:
 
 def test_the_document_has_the_catalogue():
     """After a change of the catalogue, write what this test expects into CHECKPOINTS.md."""
-    document = (ROOT / "docs" / "CHECKPOINTS.md").read_text(encoding="utf-8")
+    document = (ROOT / "docs" / "CHECKPOINTS.md").read_text("utf-8")
     rows = published_checkpoints()
     table = [markdown_row(row) for row in rows if not is_one_of_manylangs(row)]
     links = [f"[{row.language}]({row.files})" for row in rows if is_one_of_manylangs(row)]

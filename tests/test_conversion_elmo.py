@@ -109,7 +109,7 @@ def test_numbers_of_allennlp(converted, carry_states):
 def test_token_vectors_of_allennlp(converted):
     tokenizer = ELMoTokenizer(literal_markers=True)
     model = ELMoModel.from_pretrained(converted(WEIGHTS[0]))
-    words = (ALLENNLP / "vocab_test.txt").read_text(encoding="utf-8").split("\n")
+    words = (ALLENNLP / "vocab_test.txt").read_text("utf-8").split("\n")
     inputs = tokenizer([[word] for word in words], is_split_into_words=True, return_tensors="pt")
     with torch.no_grad():
         tokens = model(**inputs).hidden_states[0][:, 1]
@@ -183,7 +183,7 @@ def test_options():
     assert (config.num_hidden_layers, config.use_skip_connections, config.num_highway_layers) == (1, False, 0)
 
 
-@pytest.mark.parametrize(("n_characters", "num_characters"), [(261, 261), (262, 261), (262, 262)])
+@pytest.mark.parametrize("n_characters, num_characters", [(261, 261), (262, 261), (262, 262)])
 def test_options_and_tables_of_the_training(tmp_path, n_characters, num_characters):
     arrays, options = original()
     options |= {"dropout": 0.2, "n_tokens_vocab": 793471, "unroll_steps": 20, "all_clip_norm_val": 10.0}
@@ -211,7 +211,7 @@ def language_model(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("words", "unused"),
+    "words, unused",
     [
         (WORDS, {}),
         (["the", "<UNK>", "cat", "</S>", "the", "<S>", "the"], {0: "the [row 0]", 4: "the [row 4]"}),
@@ -261,7 +261,7 @@ FLOATS = np.zeros((3, 2), dtype=np.float32)
 
 
 @pytest.mark.parametrize(
-    ("spoilt", "message"),
+    "spoilt, message",
     [
         (
             dict(arrays={"char_embed": None, "CNN/b_cnn_1": FLOATS, "extra": FLOATS}),
@@ -299,7 +299,7 @@ def test_files_that_do_not_match_are_refused(tmp_path, spoilt, message):
 
 
 @pytest.mark.parametrize(
-    ("changes", "message"),
+    "changes, message",
     [
         ({"words": WORDS[:-1]}, r"has 6 words .* has n_tokens_vocab 7; pass the training vocabulary"),
         ({"words": WORDS[:-1], "n_tokens_vocab": 6}, r"with 6 words:\n  softmax/W: the file has \(7, 8\), the options"),

@@ -45,7 +45,7 @@ NLPL = {
 
 
 @pytest.mark.parametrize(
-    ("entries", "expected"),
+    "entries, expected",
     [
         (NLPL, ["model.hdf5", "meta.json", "vocab.txt"]),
         ({"a/softmax.hdf5": "", "model.hdf5": "", "a/options.json": ""}, ["model.hdf5", "options.json"]),
@@ -212,7 +212,7 @@ def partly_written(file, folder):
 
 
 @pytest.mark.parametrize(
-    ("write", "problem"),
+    "write, problem",
     [
         (external, "values in another file"),
         (virtual, "values in another file"),

@@ -60,7 +60,7 @@ def change_json(path: Path, **values):
 
 
 def sentences(source: Path) -> list[list[str]]:
-    return json.loads((source / "sentences.json").read_text(encoding="utf-8"))
+    return json.loads((source / "sentences.json").read_text("utf-8"))
 
 
 def expected_ids(words: list[str], characters: dict, forms: dict, width: int):
@@ -132,10 +132,10 @@ def test_ids_of_any_words(converted, words):
 
 def test_ordinary_words_with_the_names_of_our_special_words(copy, tmp_path):
     words = ["<S>", "</S>", "<PAD>", "<UNK>", "!!!MAXTERMID"]  # in the places of !, :, ...
-    lines = (copy / "word.dic").read_text(encoding="utf-8").split("\n")
+    lines = (copy / "word.dic").read_text("utf-8").split("\n")
     for place, word in enumerate(words, 8):
         lines[place] = f"{word}\t{place}"
-    (copy / "word.dic").write_text("\n".join(lines), encoding="utf-8")
+    (copy / "word.dic").write_text("\n".join(lines), "utf-8")
     folder = convert_checkpoint(ManyLangsCheckpoint, copy, tmp_path / "model")
     tokenizer = ELMoTokenizer.from_pretrained(folder)
     # The special rows 0 to 2 stay in front, after a row of padding: the ids of other words are one higher.
@@ -198,7 +198,7 @@ def test_architecture_file_elsewhere(copy, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("section", "changes", "message"),
+    "section, changes, message",
     [
         ("encoder", {"name": "lstm"}, r"has {'encoder.name': 'lstm'}; only .* can be converted"),
         ("encoder", {"dim": None}, r"missing \['encoder.dim'\]"),
@@ -236,8 +236,8 @@ def test_dictionary_of_another_checkpoint(copy, tmp_path):
         ValueError, match=r"(?s)47 entries in char.dic .*the file has \(46, 5\), the options require \(47, 5\)"
     ):
         convert_checkpoint(ManyLangsCheckpoint, copy, tmp_path / "model")
-    lines = (BOTH / "char.dic").read_text(encoding="utf-8").replace("<bow>", "<eoe>")
-    (copy / "char.dic").write_text(lines, encoding="utf-8")
+    lines = (BOTH / "char.dic").read_text("utf-8").replace("<bow>", "<eoe>")
+    (copy / "char.dic").write_text(lines, "utf-8")
     with pytest.raises(ValueError, match="char.dic.* include <bow>;"):
         convert_checkpoint(ManyLangsCheckpoint, copy, tmp_path / "model")
 
@@ -282,7 +282,7 @@ def test_a_changed_model_and_no_record(converted, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("content", "message"),
+    "content, message",
     [
         (b"a\t0\n\xff\t1\n", "is not UTF-8 text"),
         (b"a\t0\nb\n", "line 2: 'b' is not entry, tab and id"),

@@ -213,7 +213,7 @@ def test_shards_blocks_and_dtypes(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("name", "change", "message"),
+    "name, change, message",
     [
         (INDEX, lambda content: content[:-1], "cannot be read .*the index of a TensorFlow checkpoint.*pass another"),
         (INDEX, lambda content: content[:20] + b"!" + content[21:], "cannot be read .*checksum of the block at byte 0"),
@@ -233,7 +233,7 @@ GOOD = entry(1, (2,), 0, 0, 8, 0)
 
 
 @pytest.mark.parametrize(
-    ("pairs", "options", "message"),
+    "pairs, options, message",
     [
         ([(b"", header(1)), (b"a", GOOD)], {"compression": 1}, "its blocks are compressed"),
         ([(b"", header(1, big_endian=True))], {}, "its numbers are big-endian"),

@@ -38,7 +38,7 @@ def test_there_and_back_with_softmax_and_vocabulary(tmp_path, monkeypatch, capsy
     ]
     main([*ALLENNLP, *given, "--output_dir", "model"])
     assert "AutoModel.from_pretrained('model', trust_remote_code=True)" in capsys.readouterr().out
-    card = Path("model", "README.md").read_text(encoding="utf-8")
+    card = Path("model", "README.md").read_text("utf-8")
     assert "converted from <https://example.org/~me/elmo>, and not trained here.\n" in card and "license: mit\n" in card
     assert "35 of 35 arrays equal the original arrays bit for bit" in card
     assert "name = 'model'  # path of this folder" in card and "| lm_weights.hdf5 | " in card
@@ -52,7 +52,7 @@ def test_there_and_back_with_softmax_and_vocabulary(tmp_path, monkeypatch, capsy
 
 
 @pytest.mark.parametrize(
-    ("arguments", "message"),
+    "arguments, message",
     [
         (ALLENNLP, "Pass --output_dir"),
         (["--to_original", "model", *ALLENNLP, "--output_dir", "x"], "Pass --output_dir"),
@@ -79,7 +79,7 @@ def test_a_tensorflow_checkpoint_is_recognized(tmp_path, capsys, kind):
     source = FIXTURES / "bilm_tf_checkpoint" / kind
     main(["--weights", str(source), "--output_dir", str(tmp_path / "model"), "--step", "180", "--optimizer_state"])
     assert f"{source}: a TensorFlow checkpoint of bilm-tf\n" in capsys.readouterr().out
-    card = (tmp_path / "model" / "README.md").read_text(encoding="utf-8")
+    card = (tmp_path / "model" / "README.md").read_text("utf-8")
     arrays = {"characters": 27, "words": 15}[kind]
     assert f"{arrays} of {arrays} arrays equal the original arrays bit for bit" in card
     assert "| model.ckpt-180.data-00000-of-00001 | " in card
@@ -122,7 +122,7 @@ def test_elmoformanylangs_there_and_back(tmp_path, capsys, monkeypatch):
     given = ["--weights", str(source), "--output_dir", str(model)]
     main(given)
     assert f"{source}: a checkpoint of ELMoForManyLangs\n" in capsys.readouterr().out
-    card = (model / "README.md").read_text(encoding="utf-8")
+    card = (model / "README.md").read_text("utf-8")
     assert "30 of 30 arrays equal the original arrays bit for bit" in card and "| token_embedder.pkl | " in card
     back = ["--to_original", str(model), "--weights", str(tmp_path / "back")]
     with pytest.raises(ValueError, match="--options o.json has no effect with --to_original"):
@@ -145,4 +145,4 @@ def test_a_folder_without_its_card_is_never_left(tmp_path, monkeypatch):
         main([*ALLENNLP, "--output_dir", str(tmp_path / "model")])
     assert not [*tmp_path.iterdir()]
     main([*ALLENNLP, "--output_dir", str(tmp_path / "model")])
-    assert "name = 'model'" in (tmp_path / "model" / "README.md").read_text(encoding="utf-8")
+    assert "name = 'model'" in (tmp_path / "model" / "README.md").read_text("utf-8")

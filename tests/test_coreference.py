@@ -8,7 +8,6 @@ from collections import defaultdict
 from pathlib import Path
 from statistics import harmonic_mean
 from types import SimpleNamespace
-from typing import Any
 
 import numpy as np
 import pytest
@@ -81,7 +80,7 @@ def sentence(*cells: str) -> str:
 
 def cells_of(row: dict) -> list[list[list[str]]]:
     """The brackets of each word, sorted. The inverse of reading."""
-    cells: list[list[list[str]]] = [[[] for _ in words] for words in row["sentences"]]
+    cells = [[[] for _ in words] for words in row["sentences"]]
     for number, first, last, cluster in row["mentions"]:
         if first == last:
             cells[number][first].append(f"({cluster})")
@@ -171,12 +170,12 @@ def random_document(chance: random.Random) -> dict:
     """A document whose clusters are nested or apart, so that brackets have one meaning."""
     sizes = [chance.randint(1, 9) for _ in range(chance.randint(1, 5))]
     spans = {(number, *sorted(chance.choices(range(size), k=2))) for number, size in enumerate(sizes) for _ in range(6)}
-    clusters: dict[int, list[tuple]] = defaultdict(list)
+    clusters = defaultdict(list)
     for span in sorted(spans):
         cluster = chance.randrange(4)
         crosses = (one[0] == span[0] and one[1] < span[1] <= one[2] < span[2] for one in clusters[cluster])
         clusters[cluster if not any(crosses) else 10 + len(clusters)].append(span)
-    numbers: dict[int, int] = {}
+    numbers = {}
     names = {span: cluster for cluster, members in clusters.items() for span in members}
     ordered = [[*span, numbers.setdefault(names[span], len(numbers))] for span in sorted(spans)]
     sentences = [[f"w{word}" for word in range(size)] for size in sizes]
@@ -259,7 +258,7 @@ def test_windows_line_ends_and_spaces_in_words(read):
     assert row["sentences"] == [["New York", "x\u00a0y"], ["w0", "w1"]] and row["mentions"] == [[0, 0, 0, 0]]
 
 
-RECORD: dict[str, Any] = {
+RECORD = {
     "document": "bc/1",
     "sentences": [["He", "said"], ["She", "did", "too"]],
     "mentions": [[1, 0, 2, 7], [0, 0, 0, 3], [1, 0, 0, 3]],
@@ -473,7 +472,7 @@ def test_scores_are_those_of_scorch(singletons, monkeypatch):
 def test_gold_against_gold(singletons):
     gold = []
     for row in conll_documents(TASKS / "litbank_train.conll"):
-        groups: dict[int, list] = defaultdict(list)
+        groups = defaultdict(list)
         for *span, cluster in document_row(*row)["mentions"]:
             groups[cluster].append(tuple(span))
         gold.append(list(groups.values()))
@@ -567,7 +566,7 @@ def test_cached_layers_give_the_same_clusters(place, tmp_path):
 
 def sentences_of(name: str) -> list[list[str]]:
     """The words of each sentence, read by a plain loop."""
-    blocks = (TASKS / name).read_text(encoding="utf-8").split("\n\n")
+    blocks = (TASKS / name).read_text("utf-8").split("\n\n")
     lines = [[line for line in block.splitlines() if line and line[0] != "#"] for block in blocks]
     return [[line.split("\t")[3] for line in block] for block in lines if block]
 
@@ -577,7 +576,7 @@ def test_cached_layers_of_a_document_with_many_sentences(place, tmp_path):
     rows = ["\t".join(["long", "0", str(place), word, *"------", mark]) for place, word, mark in PAIR]
     lines = ["#begin document (long); part 0", *[*rows, ""] * 150]
     file = tmp_path / "long.conll"
-    file.write_text("\n".join([*lines, "#end document\n"]), encoding="utf-8")
+    file.write_text("\n".join([*lines, "#end document\n"]), "utf-8")
     options = {"max_steps": 1, "cache_features": True, "config_overrides": {"max_span_width": 2}}
     experiment("coref", place, **options, test_file=file, output_dir=tmp_path / "run")
     (row,) = predictions_of(tmp_path / "run" / "predictions_test.jsonl")

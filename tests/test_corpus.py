@@ -15,7 +15,7 @@ from modeling_elmo.run_scripts.pretraining.corpus import Corpus, CorpusArguments
 from modeling_elmo.tokenization.elmo_pretokenization import TextSplitter
 
 TEXT = Path(__file__).parent / "fixtures" / "text"
-ENGLISH = (TEXT / "en.txt").read_text(encoding="utf-8").splitlines()
+ENGLISH = (TEXT / "en.txt").read_text("utf-8").splitlines()
 
 
 def texts(corpus: Corpus) -> list:
@@ -31,11 +31,11 @@ def test_files_of_every_kind(tmp_path):
     halves = ["\n".join(parts[2])[:777], "\n".join(parts[2])[777:]]  # two frames, and a line that is in both
     (tmp_path / "c.txt.zst").write_bytes(b"".join(zstandard.compress(half.encode()) for half in halves))
     records = [json.dumps({"t": "\n\n".join(parts[3])}), "", json.dumps({"t": " "}), json.dumps({"t": []})]
-    (tmp_path / "d.JSONL").write_text("\n".join(records), encoding="utf-8")
+    (tmp_path / "d.JSONL").write_text("\n".join(records), "utf-8")
     records = "\n".join(json.dumps({"t": line.split()}) for line in parts[4])
     (tmp_path / "below" / "e.jsonl.ZST").write_bytes(zstandard.compress(records.encode()))
     (tmp_path / "g.conll.gz").write_bytes(gzip.compress(b"c X\nd X\n"))
-    (tmp_path / "news-00001-of-00100").write_text("only by name", encoding="utf-8")
+    (tmp_path / "news-00001-of-00100").write_text("only by name", "utf-8")
 
     names = ["a.txt", "b.txt.gz", "c.txt.zst", "d.JSONL", "below/e.jsonl.ZST"]
     whole = Corpus.from_files([str(tmp_path / name) for name in names], "t")
@@ -154,7 +154,7 @@ def test_held_out_sentences_in_the_training_text(tmp_path, caplog):
 
 
 def test_a_survey_counts_the_words_and_lengths_of_a_tokenizer(tmp_path):
-    (tmp_path / "a.txt").write_text("Well, 밥밥 (yes).\n", encoding="utf-8")
+    (tmp_path / "a.txt").write_text("Well, 밥밥 (yes).\n", "utf-8")
     corpus = Corpus.from_files([str(tmp_path / "a.txt")])
     assert corpus.survey(None, TextSplitter("moses").words) == Survey(1, 7, 7, {4: 1, 1: 4, 6: 1, 3: 1})
     assert corpus.survey(None, TextSplitter("moses").words, "lexicon").lengths == {4: 1, 1: 4, 2: 1, 3: 1}
@@ -211,7 +211,7 @@ def test_text_that_was_split_by_other_rules(suffix, lines, rules, given, message
     else:
         written = lines
     path = tmp_path / f"a{suffix}"
-    path.write_text("\n".join(written * 5), encoding="utf-8")
+    path.write_text("\n".join(written * 5), "utf-8")
     corpus = Corpus.from_files([str(path)])
     split = str.split if given else TextSplitter(rules).words
     corpus.survey(None, split, "utf8", None, rules)
@@ -231,6 +231,6 @@ def test_what_the_rules_make_of_raw_text_is_what_the_survey_looks_for():
 
 
 def test_a_text_may_mention_the_words_of_other_rules(tmp_path, caplog):
-    (tmp_path / "a.txt").write_text("\n".join(["Nobody came ."] * 40_000 + OF_TREEBANK), encoding="utf-8")
+    (tmp_path / "a.txt").write_text("\n".join(["Nobody came ."] * 40_000 + OF_TREEBANK), "utf-8")
     Corpus.from_files([str(tmp_path / "a.txt")]).survey(None, str.split, "utf8", None, "moses")
     assert not caplog.text

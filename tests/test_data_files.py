@@ -242,13 +242,13 @@ def task(name: str) -> Callable[[Path], list]:
 
 def senses(path: Path) -> list:
     keys = path.with_name("a.gold.key.txt")
-    keys.write_text("1 play%1\n2 play%2\n", encoding="utf-8")
+    keys.write_text("1 play%1\n2 play%2\n", "utf-8")
     return list(read_annotated(path).instances)
 
 
 def keys(path: Path) -> list:
     text = path.with_name("a.data.xml")
-    text.write_text(SENSES, encoding="utf-8")
+    text.write_text(SENSES, "utf-8")
     return list(read_annotated(text).instances)
 
 
@@ -271,7 +271,7 @@ SENSES = """<corpus>
 ANSWERS = {"question": "Who?", "context": "Ana went", "answers": {"text": ["Ana"], "answer_start": [0]}, "id": "1"}
 TEXT_DOORS = {".txt": LINES, ".jsonl": RECORDS, ".tsv": TABLE, ".conll": WORDS, ".conllu": CONLLU}
 TEXT_DOORS |= {".csv": TABLE.replace("\t", ",")}
-DOORS: dict[str, tuple[str, str, Callable[[Path], Any]]] = {
+DOORS = {
     **{f"pretrain {suffix}": (suffix, text, corpus) for suffix, text in TEXT_DOORS.items()},
     **{f"embed {suffix}": (suffix, text, embedded) for suffix, text in TEXT_DOORS.items()},
     "embed .fasta": (".fasta", ">a\nMK\nL\n>b\nM\n", embedded),
@@ -351,7 +351,7 @@ def as_csv(rows: list, **options: Any) -> str:
 
 
 @pytest.mark.parametrize(
-    ("text", "expected"),
+    "text, expected",
     [
         (as_csv([["text", "label"], *QUOTED_ROWS]), QUOTED_ROWS),  # as pandas writes it
         (as_csv([["text", "label"], ["a\tb", "1"], ["c", "0"]]), [["a\tb", "1"], ["c", "0"]]),
@@ -422,7 +422,7 @@ LITBANK = Path(__file__).parent / "fixtures" / "tasks" / "litbank_dev.conll"
         ("O\tX\tshow\nB-A\tX\tthe\nI-A\tX\tfilm\n", r"has tags \(B-A, I-A, O\)"),  # of MIT Movie
         ("d 0 I X\nd 1 go X\nd 2 . X\n", "repeats 'd' in all words of a sentence"),
         ("a I X\na go X\n\nb She X\nb went X\n", "repeats 'a'"),
-        (LITBANK.read_text(encoding="utf-8"), "repeats '2489_moby_dick_brat'"),
+        (LITBANK.read_text("utf-8"), "repeats '2489_moby_dick_brat'"),
     ],
 )
 def test_first_columns_without_words(tmp_path, text, reason):

@@ -24,7 +24,7 @@ SENTENCES = st.lists(st.sampled_from(PIECES)).map("".join)
 
 
 def lines(name: str) -> list[str]:
-    return (TEXT / name).read_text(encoding="utf-8").splitlines()
+    return (TEXT / name).read_text("utf-8").splitlines()
 
 
 def words(pre_tokenization: str, text: str) -> list[str]:
@@ -107,7 +107,7 @@ MOSES_TEXT = "l'été d'Émile, 1990'ś n'est 1990's ≠ a≠b (é). Él 'š' vs
 
 
 @pytest.mark.parametrize(
-    ("rules", "text", "expected"),
+    "rules, text, expected",
     [
         ("treebank", "A café-bar. His déjà/vu isn't new.", "A café - bar . His déjà / vu is n't new ."),
         ("treebank", "한국-미국 Ñandú/Émile", "한국 - 미국 Ñandú / Émile"),
@@ -126,7 +126,7 @@ def test_letters_in_parts_are_split_as_composed_ones(rules, text, expected):
 
 
 @pytest.mark.parametrize(
-    ("text", "expected"),
+    "text, expected",
     [
         ("हिन्दी-भाषा की/का", "हिन्दी - भाषा की / का"),  # vowel signs at the end of a word
         ("كِتَابٌ-نصٌّ", "كِتَابٌ - نصٌّ"),

@@ -209,7 +209,7 @@ def test_without_its_instructions_bfloat16_becomes_float32(obstacle, embedded, t
     monkeypatch.setattr(outputs.PartsFolder, "assemble", MagicMock(side_effect=KeyboardInterrupt))
     with pytest.raises(KeyboardInterrupt):
         embedded(compute_dtype="bfloat16")
-    settings = json.loads((tmp_path / "v.hdf5.parts" / "settings.json").read_text(encoding="utf-8"))
+    settings = json.loads((tmp_path / "v.hdf5.parts" / "settings.json").read_text("utf-8"))
     assert settings["compute_dtype"] == ("bfloat16" if obstacle is None else "float32")
 
 
@@ -569,7 +569,7 @@ def test_fasta_files_with_equal_names(embedded, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("options", "message"),
+    "options, message",
     [
         ({"input": None}, "--input FILE ... or --dataset NAME"),
         ({"input": "c.json.gz"}, "c.json.gz: text is read from .txt, and from .jsonl"),

@@ -114,7 +114,7 @@ def test_ranks_are_devices(model_dir, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("options", "texts", "message"),
+    "options, texts, message",
     [
         ({"column": "sentence"}, ["a"], r"no column 'sentence' but \['text'\]; pass column=NAME"),
         ({}, "a play", "'text' has one text, not a batch; pass batched=True"),
@@ -142,7 +142,7 @@ def ray(monkeypatch, model_dir):
 
 def test_the_example_of_the_documents_with_ray(ray, model_dir):
     """`test_readme.py` runs the other examples."""
-    (code,) = re.findall(r"```py\n(.*?)```", (ROOT / "docs/integrations.md").read_text(encoding="utf-8"), re.DOTALL)
+    (code,) = re.findall(r"```py\n(.*?)```", (ROOT / "docs/integrations.md").read_text("utf-8"), re.DOTALL)
     Path("tests").symlink_to(ROOT / "tests")
     names = {}
     exec(code.replace("model_cards/elmo-small-en", str(model_dir)), names)

@@ -49,7 +49,7 @@ def no_figures():
 @pytest.fixture
 def trainers(monkeypatch) -> list[TaskTrainer]:
     """The trainers that are made during a test."""
-    made: list[TaskTrainer] = []
+    made = []
     monkeypatch.setattr(head_module, "TaskTrainer", trainer_with(made.append))
     return made
 
@@ -141,7 +141,7 @@ def test_a_finished_experiment_writes_its_results_and_trains_nothing(finished, t
     assert records == records_in(finished)
     assert read_json(finished / "results" / "ner.json")["records"] == records == read_records(finished)[1]
     table = summary_table(records)
-    for text in (capsys.readouterr().out, (finished / "results" / "ner.md").read_text(encoding="utf-8")):
+    for text in (capsys.readouterr().out, (finished / "results" / "ner.md").read_text("utf-8")):
         assert table in text
     assert not hub.called and not trainers and {path: path.stat().st_mtime_ns for path in files} == before
 

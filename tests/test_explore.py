@@ -73,7 +73,7 @@ def page():
 @pytest.fixture(scope="module")
 def corpus(tmp_path_factory) -> str:
     file = tmp_path_factory.mktemp("corpus") / "play.txt"
-    file.write_text("".join(PLAY.read_text(encoding="utf-8").splitlines(keepends=True)[:25]), encoding="utf-8")
+    file.write_text("".join(PLAY.read_text("utf-8").splitlines(keepends=True)[:25]), "utf-8")
     return str(file)
 
 
@@ -427,7 +427,7 @@ def test_files_of_a_space(tmp_path, page, monkeypatch, corpus):
     monkeypatch.setattr(explore, "__version__", "OURS")
     monkeypatch.setattr(explore, "version", lambda package: f"OF {package}")
     explore.write_space(tmp_path / "space", ["user/elmo", KOREAN], [corpus], trust_remote_code=True)
-    files = [(tmp_path / "space" / name).read_text(encoding="utf-8") for name in explore.OWN_FILES]
+    files = [(tmp_path / "space" / name).read_text("utf-8") for name in explore.OWN_FILES]
     check_golden("\n".join(files), "space.txt")
 
 

@@ -106,7 +106,7 @@ def test_exported_program_alone(folder, tmp_path, capsys):
 
 @WITH_ONNX
 @pytest.mark.slow
-@pytest.mark.parametrize(("rows", "words"), [(1, 1), (3, 1), (4, 9)])
+@pytest.mark.parametrize("rows, words", [(1, 1), (3, 1), (4, 9)])
 def test_onnx_at_every_size_and_mask(folder, onnx_folder, rows, words):
     model, run_onnx = ELMoModel.from_pretrained(folder).eval(), load_onnx(onnx_folder / "model.onnx")
     generator = torch.Generator().manual_seed(words)
@@ -172,9 +172,9 @@ def test_example_alone_gives_the_numbers_of_allennlp(folder, onnx_folder, tmp_pa
 @WITH_ONNX
 @pytest.mark.parametrize("plain_signs", [False, True])
 def test_example_spells_as_the_tokenizer(onnx_folder, plain_signs):
-    example = export.EXAMPLE.read_text(encoding="utf-8")
-    assert (onnx_folder / export.EXAMPLE.name).read_text(encoding="utf-8") == example
-    names: dict = {"__name__": "example"}
+    example = export.EXAMPLE.read_text("utf-8")
+    assert (onnx_folder / export.EXAMPLE.name).read_text("utf-8") == example
+    names = {"__name__": "example"}
     exec(example, names)
     sentences = [["<S>", "naïve", "눈", "x" * 60, "é" * 30, "\ud800", ""], ["a"]]
     sentences += [["won’t", "cafe\u0301", "‘‚‛“”„‟‐‑–—―…", "\u1112\u1161\u11ab", "\u2026\ud800"]]
@@ -196,7 +196,7 @@ SMALL = {"num_hidden_layers": 1, "num_labels": 3, "vocab_size": 5, "head": "line
 @pytest.mark.slow
 @WITH_ONNX
 @pytest.mark.parametrize(
-    ("model_class", "options", "outputs", "has_example"),
+    "model_class, options, outputs, has_example",
     [
         (ELMoForPreTraining, {"scalar_mix_layer_norm": "token"}, {"elmo_embeddings", "hidden_states"}, True),
         (ELMoModel, {"word_embedding_size": 4}, {"elmo_embeddings", "hidden_states"}, False),
@@ -221,7 +221,7 @@ def test_other_models(tmp_path, capsys, model_class, options, outputs, has_examp
 
 
 @pytest.mark.parametrize(
-    ("model_class", "options", "message"),
+    "model_class, options, message",
     [
         (ELMoForQuestionAnswering, {}, "model is ELMoForQuestionAnswering; pass a"),
         (ELMoForSequenceClassification, {"head": "paper"}, "cannot be exported with head='paper'"),

@@ -115,7 +115,7 @@ def test_without_matplotlib_a_warning_names_the_picture(name, tmp_path, monkeypa
     assert 'other.png is not drawn: that needs matplotlib; pip install "modeling-elmo[train]"' in caplog.messages[-1]
 
 
-@pytest.mark.parametrize(("large", "panels"), [(math.inf, 1), (math.nan, 1), (1e300, 2)])
+@pytest.mark.parametrize("large, panels", [(math.inf, 1), (math.nan, 1), (1e300, 2)])
 def test_picture_of_a_diverged_or_empty_run(large, panels, figures, tmp_path, caplog):
     """Points that are no numbers are left out; a panel without points, too."""
     diverged = [{"step": step, "perplexity": large, "forward": large, "backward": large} for step in (0, 100)]

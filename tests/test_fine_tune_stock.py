@@ -38,7 +38,7 @@ def test_the_folder_has_the_scores_that_are_returned(tmp_path):
 
 
 def test_lines_between_sentences_may_have_spaces(tmp_path):
-    (tmp_path / "a.conll").write_text("\ufeffEU B-ORG\nrejects O\n \t\n\nPeter B-PER\n", encoding="utf-8")
+    (tmp_path / "a.conll").write_text("\ufeffEU B-ORG\nrejects O\n \t\n\nPeter B-PER\n", "utf-8")
     rows = list(fine_tune_stock.sentences(str(tmp_path / "a.conll")))
     assert rows == [{"tokens": ["EU", "rejects"], "tags": ["B-ORG", "O"]}, {"tokens": ["Peter"], "tags": ["B-PER"]}]
 
@@ -51,7 +51,7 @@ def test_lines_end_at_line_feeds_and_columns_at_tabs(word, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("content", "shown"),
+    "content, shown",
     [
         (b"EU B-ORG\nNew York O\n", "line 2 has no 2 columns, a word first and its tag last: 'New York O'"),
         (b"EU\n", "line 1 has no 2 columns, .*'EU'"),

@@ -59,7 +59,7 @@ def arrays_in(source: str, folder: Path) -> dict[str, np.ndarray]:
         return {f"{part}.{name}": array.numpy() for part, arrays in parts.items() for name, array in arrays.items()}
     if source == TENSORFLOW:
         return TensorFlowCheckpoint.find(folder, FIXTURES / source).arrays()
-    found: dict[str, Any] = {}
+    found = {}
     with h5py.File(folder / "weights.hdf5") as file:
         file.visititems(lambda name, item: found.update({name: item[()]}) if hasattr(item, "shape") else None)
     return found
@@ -90,7 +90,7 @@ def copy(request, tmp_path) -> Path:
 
 
 @pytest.mark.parametrize(
-    ("source", "name", "change", "drawn"),
+    "source, name, change, drawn",
     [
         *((HDF5, name, changed_bytes, changes) for name in ("weights.hdf5", "options.json")),
         *(

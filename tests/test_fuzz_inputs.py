@@ -123,7 +123,7 @@ def test_lines(tmp_path, suffix):
 
 PROPBANK = "x\t0\tIt\tPRP\t-\t-\t(A1*)\nx\t1\tran\tVBD\trun\trun.01\t(V*)\n\n"
 CONLL2012 = "d 0 0 It PRP (S* - - - A * (A1*) -\nd 0 1 ran VBD *) run 01 1 A * (V*) -\n\n"
-READERS: dict[str, tuple[str, Callable]] = {
+READERS = {
     "a.conll": ("EU\tB-ORG\nrejects\tO\n\n", lambda path: column_rows(path, "tokens", None, None, [])),
     "a.conllu": ("1\t밥\t_\tNOUN\t_\n2-3\tx\t_\t_\t_\n\n", lambda path: column_rows(path, "t", None, None, [])),
     "a.tsv": ("text\tlabel\na b\tx\n밥\ty\nc\tx\n", lambda path: table_rows(path, [])),

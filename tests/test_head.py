@@ -41,7 +41,7 @@ def task() -> Task:
 @pytest.fixture(scope="module")
 def vectors(tmp_path_factory) -> WordVectors:
     path = tmp_path_factory.mktemp("vectors") / "vectors.txt"
-    path.write_text("the 1 2 3\nchicago 4 5 6\ntonight -1 0 1\n", encoding="utf-8")
+    path.write_text("the 1 2 3\nchicago 4 5 6\ntonight -1 0 1\n", "utf-8")
     return read_word_vectors(path)
 
 

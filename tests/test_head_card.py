@@ -31,12 +31,12 @@ def written(folder: Path, labels=("O", "B-x"), head="ELMoForTokenClassification"
     config = ELMoConfig.from_preset("tiny", id2label=dict(enumerate(labels)), **(config or {}))
     config.architectures = [head]
     config.save_pretrained(folder)
-    return write_head_card(folder, "someone/tagger", RECORD | changes).read_text(encoding="utf-8")
+    return write_head_card(folder, "someone/tagger", RECORD | changes).read_text("utf-8")
 
 
 def tagger(folder: Path) -> str:
     """Labels that are special in Markdown, and facts of the author."""
-    (folder / "statement.md").write_text("From *novels*.", encoding="utf-8")
+    (folder / "statement.md").write_text("From *novels*.", "utf-8")
     write_card_facts(folder, CardArguments(data_statement=str(folder / "statement.md")))
     labels = ["PRP$", "``", "|", "/person/artist", "*", "B_x", *(f"L{number}" for number in range(54))]
     return written(folder, labels, config={"elmo_placement": "both"}, base_model="someone/elmo", dataset="someone/text")
@@ -78,4 +78,4 @@ def test_cards_of_heads(make, tmp_path):
 def test_the_record_in_the_folder_is_the_default(tmp_path):
     expected = written(tmp_path)
     write_json(tmp_path / "record.json", RECORD)
-    assert write_head_card(tmp_path, "someone/tagger").read_text(encoding="utf-8") == expected
+    assert write_head_card(tmp_path, "someone/tagger").read_text("utf-8") == expected

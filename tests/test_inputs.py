@@ -72,7 +72,7 @@ def test_ids_must_be_integers(dtype):
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")  # of torch.jit
-@pytest.mark.parametrize(("cls", "options"), MODELS.values(), ids=MODELS)
+@pytest.mark.parametrize("cls, options", MODELS.values(), ids=MODELS)
 def test_what_code_for_every_model_does(cls, options):
     """It passes `dummy_inputs` and arguments that ask nothing, may have another default device, and may trace."""
     torch.manual_seed(0)

@@ -203,7 +203,7 @@ class LossOfAnotherTrainer(Trainer):
 
 
 @pytest.mark.parametrize(
-    ("model_class", "options", "lost"),
+    "model_class, options, lost",
     [
         (ELMoForTokenClassification, {}, "the CRF is not trained"),
         (ELMoForSequenceClassification, {"num_labels": 1}, "its own loss is not trained"),

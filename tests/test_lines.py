@@ -19,7 +19,7 @@ def records(folder: Path, content: str) -> list[InputLine]:
     return [record for _, record in fasta_records(path)]
 
 
-@pytest.mark.parametrize(("value", "words"), [(" New  York ", ["New", "York"]), (["New", "York"], ["New", "York"])])
+@pytest.mark.parametrize("value, words", [(" New  York ", ["New", "York"]), (["New", "York"], ["New", "York"])])
 def test_units_of_texts_and_of_lists_of_words(value, words):
     given = "New  York" if isinstance(value, str) else "New York"
     assert to_line("line 1", value, False, "word") == InputLine(given, words)
@@ -38,7 +38,7 @@ def test_three_proteins():
 
 
 @pytest.mark.parametrize(
-    ("content", "expected"),
+    "content, expected",
     [
         ("\ufeff>a\r\nMK\r\nLV\r\n", {"a": "MKLV"}),  # of Windows
         ("\n\n>a|b.1 c d\n\nMKL VFF\n\tAW\n\n>b\nX", {"a|b.1": "MKLVFFAW", "b": "X"}),  # blanks, no last end
@@ -55,7 +55,7 @@ def test_residues_are_kept(tmp_path, content, expected):
 
 
 @pytest.mark.parametrize(
-    ("content", "message"),
+    "content, message",
     [
         ("MKLV\n" + BASE, "x.fasta, line 1 is 'MKLV'"),
         (BASE + "M1\n", "x.fasta, line 3 is 'M1'"),

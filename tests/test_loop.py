@@ -398,7 +398,7 @@ def test_the_best_on_other_text_is_not_published(tmp_path, monkeypatch, capsys):
 
 
 def other_text(folder: Path) -> Path:
-    (folder / "other.txt").write_text("Another text .\n", encoding="utf-8")
+    (folder / "other.txt").write_text("Another text .\n", "utf-8")
     return folder / "other.txt"
 
 
@@ -424,7 +424,7 @@ def test_epochs_end_where_the_text_does(context, tmp_path, monkeypatch):
 def test_the_learning_rate_is_used_up_when_the_text_is(tmp_path):
     """It neither rises again nor reaches 0 long before the end."""
     text = TEXT.with_name("en_raw.txt").read_text("utf-8").splitlines()
-    (tmp_path / "text.txt").write_text("\n".join(text[:60]), encoding="utf-8")
+    (tmp_path / "text.txt").write_text("\n".join(text[:60]), "utf-8")
     options = {"train_file": tmp_path / "text.txt", "validation_file": None, "is_split_into_words": False}
     sizes = {"per_device_train_batch_tokens": 200, "max_steps": None, "num_train_epochs": 2, "save_steps": 1000}
     run = pretrain(tmp_path, **options, **sizes, learning_rate=1e-3, warmup_steps=0, logging_steps=1)
@@ -490,7 +490,7 @@ def test_two_processes_equal_one(number, two_processes):
     folder, options = two_processes, several(two_processes)[number][1]
     one = folder / f"one-{number}"
     log = train(options | {"output_dir": one}).progress.log
-    found = json.loads((folder / f"{number}.json").read_text(encoding="utf-8"))
+    found = json.loads((folder / f"{number}.json").read_text("utf-8"))
     assert len(log) == 9
     for entry, expected in zip(found, log, strict=True):
         assert entry.keys() == expected.keys()
