@@ -13,6 +13,7 @@ from transformers import AutoConfig, PreTrainedConfig
 import modeling_elmo
 from modeling_elmo import ELMoConfig
 from modeling_elmo.configuration_elmo import AUTO_CLASS_NAMES, FIELD_OF_NAME, HEAD_FIELDS, PRESETS
+from modeling_elmo.run_scripts.program.files import read_json
 
 FIELDS = set(ELMoConfig.__annotations__) - set(PreTrainedConfig.__annotations__)
 
@@ -43,7 +44,7 @@ def test_presets():
 
 def test_what_a_saved_configuration_says(tmp_path):
     ELMoConfig(cell_clip=3, char_cnn_filters=((1, 4), (2, 8)), num_labels=5).save_pretrained(tmp_path)
-    written = json.loads((tmp_path / "config.json").read_text())
+    written = read_json(tmp_path / "config.json")
     assert written["hidden_size"] == 1024 and written["char_cnn_filters"] == [[1, 4], [2, 8]]
     tasks = ("PreTraining", "CausalLM", "TokenClassification", "SequenceClassification", "QuestionAnswering")
     assert set(written["auto_map"]) == {"AutoConfig", "AutoModel", *(f"AutoModelFor{task}" for task in tasks)}
@@ -62,7 +63,7 @@ def test_a_bilm_leaves_out_the_defaults_of_heads(tmp_path):
     for architectures, are_written in ((["ELMoModel"], False), (["ELMoForCausalLM"], False), ([head], True)):
         config = ELMoConfig(architectures=architectures, task_num_layers=5)
         config.save_pretrained(tmp_path)
-        written = json.loads((tmp_path / "config.json").read_text())
+        written = read_json(tmp_path / "config.json")
         assert written["task_num_layers"] == 5
         assert ({*HEAD_FIELDS} <= written.keys()) == are_written and ("freeze_bilm" in written) == are_written
         assert AutoConfig.from_pretrained(tmp_path).to_dict() | {"_name_or_path": ""} == config.to_dict() | {
@@ -105,7 +106,7 @@ def test_a_saved_folder_names_its_own_code(tmp_path):
     config = ELMoConfig.from_preset("tiny", auto_map=given)
     assert config.auto_map == given and not hasattr(ELMoConfig(), "auto_map")
     modeling_elmo.ELMoModel(config).save_pretrained(tmp_path)
-    assert json.loads((tmp_path / "config.json").read_text())["auto_map"] == auto_map
+    assert read_json(tmp_path / "config.json")["auto_map"] == auto_map
     assert all(hasattr(modeling_elmo, name) for names in AUTO_CLASS_NAMES.values() for name in names)
     mine = {"AutoModelForTokenClassification": "mine.MyTagger", "AutoModelForMaskedLM": "someone/elmo--other.Model"}
     assert ELMoConfig(auto_map=mine).auto_map_of_folder() == {**auto_map, **mine}
@@ -209,7 +210,7 @@ BAD = [("forget_bias", float("nan")), ("scalar_mix_l2", float("inf")), ("dtype",
 @pytest.mark.parametrize("read", [ELMoConfig.from_pretrained, AutoConfig.from_pretrained])
 def test_a_bad_value_in_a_file_is_named_with_the_file(tmp_path, read, name, value):
     ELMoConfig().save_pretrained(tmp_path)
-    content = json.loads((tmp_path / "config.json").read_text())
+    content = read_json(tmp_path / "config.json")
     (tmp_path / "config.json").write_text(json.dumps({**content, name: value}))
     with pytest.raises((ValueError, StrictDataclassError), match=f"(?s){tmp_path}: config.json: .*{name}.*{value}"):
         read(tmp_path)

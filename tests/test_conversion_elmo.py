@@ -16,6 +16,7 @@ from modeling_elmo.conversion.original import (
     options_to_config,
 )
 from modeling_elmo.kernels.int8 import int8_obstacle
+from modeling_elmo.run_scripts.program.files import read_json
 from modeling_elmo.tokenization.tokenization_elmo import ELMoTokenizer
 
 FIXTURES = Path(__file__).parent / "fixtures" / "elmo_fixtures"
@@ -43,7 +44,7 @@ def converted(tmp_path_factory):
 def original(name: str = "no_clip"):
     """Arrays and options of a variant."""
     folder = FIXTURES / "variants" / name
-    return read(folder / "weights.hdf5"), json.loads((folder / "options.json").read_text())
+    return read(folder / "weights.hdf5"), read_json(folder / "options.json")
 
 
 def read(path) -> dict[str, np.ndarray]:
@@ -62,10 +63,9 @@ def write(path, arrays):
 
 def convert_arrays(folder, arrays, options, **others):
     """Writes a checkpoint and converts it."""
-    write(folder / "weights.hdf5", arrays)
-    (folder / "options.json").write_text(json.dumps(options))
-    weights, options = folder / "weights.hdf5", folder / "options.json"
-    return convert_checkpoint(OriginalCheckpoint, weights, folder / "model", options=options, **others)
+    weights, file = write(folder / "weights.hdf5", arrays), folder / "options.json"
+    file.write_text(json.dumps(options))
+    return convert_checkpoint(OriginalCheckpoint, weights, folder / "model", options=file, **others)
 
 
 def vectors_of_batches(folder, sentences, carry_states: bool):
@@ -92,7 +92,7 @@ def differences(vectors, expected) -> np.ndarray:
 
 @pytest.mark.parametrize("carry_states", [True, False])
 def test_numbers_of_allennlp(converted, carry_states):
-    sentences = json.loads((ALLENNLP / "sentences.json").read_text())
+    sentences = read_json(ALLENNLP / "sentences.json")
     expected = []
     for k in range(3):
         halves = read(ALLENNLP / f"lm_embeddings_{k}.hdf5")
@@ -121,7 +121,7 @@ def test_token_vectors_of_allennlp(converted):
 @pytest.mark.parametrize("weights", WEIGHTS[1:])
 def test_numbers_of_bilm_tf(converted, weights):
     expected = read((FIXTURES / weights).with_name("expected.hdf5"))
-    sentences = json.loads((FIXTURES / weights).with_name("sentences.json").read_text())
+    sentences = read_json((FIXTURES / weights).with_name("sentences.json"))
     vectors = vectors_of_batches(converted(weights), sentences, carry_states=True)
     found = differences(vectors, [[expected[f"{k}/{i}"] for i in range(4)] for k in range(3)])
     assert found.max() <= 1e-5
@@ -129,7 +129,7 @@ def test_numbers_of_bilm_tf(converted, weights):
 
 def round_trip(model_dir, tmp_path, **others):
     export_original_checkpoint(model_dir, tmp_path / "back.hdf5", tmp_path / "back.json", **others)
-    return read(tmp_path / "back.hdf5"), json.loads((tmp_path / "back.json").read_text())
+    return read(tmp_path / "back.hdf5"), read_json(tmp_path / "back.json")
 
 
 def assert_equal_arrays(found, expected):
@@ -144,7 +144,7 @@ def test_round_trip_is_exact_and_the_folder_is_a_model(converted, tmp_path, weig
     folder = converted(weights)
     arrays, options = round_trip(folder, tmp_path)
     assert_equal_arrays(arrays, read(FIXTURES / weights))
-    assert options == json.loads((FIXTURES / weights).with_name("options.json").read_text())
+    assert options == read_json((FIXTURES / weights).with_name("options.json"))
 
     config, tokenizer = ELMoConfig.from_pretrained(folder), ELMoTokenizer.from_pretrained(folder)
     assert (config.architectures, config.has_softmax, config.vocab_size) == (["ELMoModel"], False, len(tokenizer))
@@ -162,7 +162,7 @@ def test_a_changed_model_still_exports(converted, tmp_path):
     expected = read(ALLENNLP / "lm_weights.hdf5")
     assert_equal_arrays(arrays, {name: torch.tensor(array).bfloat16().float() for name, array in expected.items()})
     others = {"bidirectional": True, "dropout": 0.1, "share_embedding_softmax": False}
-    assert options == json.loads((ALLENNLP / "options.json").read_text()) | others
+    assert options == read_json(ALLENNLP / "options.json") | others
 
 
 def test_a_quantized_model_is_refused(converted, tmp_path):
@@ -267,26 +267,19 @@ FLOATS = np.zeros((3, 2), dtype=np.float32)
             dict(arrays={"char_embed": None, "CNN/b_cnn_1": FLOATS, "extra": FLOATS}),
             r"CNN/b_cnn_1: .*\(3, 2\), .*\(8,\)\n  char_embed: .*missing.*\(261, 4\)\n  extra: .*\(3, 2\).*unexpected",
         ),
-        (
-            dict(arrays={"rnn/MultiRNNCell/Cell0/LSTMCell/kernel": FLOATS}),
-            "weights.hdf5 has arrays rnn/.* forward-only",
-        ),
+        (dict(arrays={"rnn/MultiRNNCell/Cell0/LSTMCell/kernel": FLOATS}), "has arrays rnn/.* forward-only"),
         (dict(options={"bidirectional": False}), "options.json says `bidirectional: false`. .* forward-only"),
         (dict(options={"lstm": None}), r"missing \['lstm.dim', 'lstm.projection_dim'\]"),
         (dict(options={"lstm.peepholes": True}), r"unknown \['lstm.peepholes'\]"),
         (dict(options={"char_cnn.n_characters": 60}), "n_characters is 60, not 261 or 262"),
         (dict(options={"char_cnn.activation": "gelu"}), "(?s)Correct .*options.json: .*char_cnn_activation.*gelu"),
         (dict(name="word_level"), "rows of words; pass the training vocabulary"),
-        *(
-            (dict(options={name: 10**9}), rf"Correct {name} in .*options.json: .*1000000000.*; pass .*\d\.$")
-            for name in ("lstm.n_layers", "lstm.projection_dim", "char_cnn.n_highway")
-        ),
+        (dict(options={"lstm.n_layers": 10**9}), r"Correct lstm.n_layers in .*: .*1000000000.*; pass .*\d\.$"),
         (
             dict(options={"char_cnn.filters": [[1, 10**9]]}),
-            r"Correct char_cnn.filters in .*options.json: .*\[1, 1000000000\]; pass numbers up to 1048576",
+            r"Correct char_cnn.filters in .*; pass numbers up to 1048576",
         ),
         (dict(options={"lstm.n_layers": 3}), r"Cell2/LSTMCell/B: the file has none \(missing\)"),
-        (dict(options={"char_cnn.n_highway": 90}), r"CNN_high_10/W_carry: the file has none \(missing\)"),
         (dict(options={"lstm.dim": 10**9}), r"Cell0/LSTMCell/B: the file has .*, the options require \(4000000000,\)"),
         # Sizes are compared before memory is allocated.
         (dict(options={"lstm.n_layers": 40, "lstm.dim": 2**40}), "does not match .*options.json:\n(.*\n){20}  and 220"),
@@ -299,20 +292,21 @@ def test_files_that_do_not_match_are_refused(tmp_path, spoilt, message):
 
 
 @pytest.mark.parametrize(
-    "changes, message",
+    "words, rows, message",
     [
-        ({"words": WORDS[:-1]}, r"has 6 words .* has n_tokens_vocab 7; pass the training vocabulary"),
-        ({"words": WORDS[:-1], "n_tokens_vocab": 6}, r"with 6 words:\n  softmax/W: the file has \(7, 8\), the options"),
-        ({"words": None}, "rows of words; pass the training vocabulary"),
+        (WORDS[:-1], 7, r"has 6 words .* has n_tokens_vocab 7; pass the training vocabulary"),
+        (WORDS[:-1], 6, r"with 6 words:\n  softmax/W: the file has \(7, 8\), the options"),
+        (None, 7, "rows of words; pass the training vocabulary"),
     ],
 )
-def test_softmax_that_does_not_match_is_refused(tmp_path, changes, message):
+def test_softmax_that_does_not_match_is_refused(tmp_path, words, rows, message):
     arrays, options, _, files = language_model(tmp_path)
-    files["vocabulary"].write_text("\n".join(changes["words"] or ()))
-    files["vocabulary"] = files["vocabulary"] if changes["words"] else None
-    options["n_tokens_vocab"] = changes.get("n_tokens_vocab", 7)
+    if words is None:
+        del files["vocabulary"]
+    else:
+        files["vocabulary"].write_text("\n".join(words))
     with pytest.raises(ValueError, match=message):
-        convert_arrays(tmp_path, arrays, options, **files)
+        convert_arrays(tmp_path, arrays, options | {"n_tokens_vocab": rows}, **files)
 
 
 def test_export_writes_all_or_nothing(converted, tmp_path):
@@ -329,7 +323,7 @@ def test_export_writes_all_or_nothing(converted, tmp_path):
 def test_export_refuses_what_the_format_does_not_support(tmp_path):
     options = {"word_embedding_size": 5, "char_vocab_size": 6000, "lstm_hidden_size": 8, "forget_bias": 0.5}
     ELMoModel(ELMoConfig.from_preset("tiny", **options)).save_pretrained(tmp_path / "model")
-    message = "an alphabet of 6000 .* and word vectors of width 5 and projections from 8 to 16 and a forget bias of 0.5"
+    message = "alphabet of 6000 .* word vectors of width 5 .* projections from 8 to 16 .* forget bias of 0.5"
     with pytest.raises(ValueError, match=message):
         round_trip(tmp_path / "model", tmp_path)
     options = {"always_project": True, "lstm_hidden_size": 16}
@@ -345,7 +339,7 @@ def test_export_of_a_changed_configuration(converted, tmp_path):
     model.resize_token_embeddings(80)
     model.save_pretrained(folder)
     arrays, options = round_trip(folder, tmp_path)
-    expected = json.loads((FIXTURES / "variants/word_level/options.json").read_text())
+    expected = read_json(FIXTURES / "variants/word_level/options.json")
     expected["lstm"] |= {"cell_clip": None, "proj_clip": 4}
     assert options == {**expected, "n_tokens_vocab": 79} and len(arrays["embedding"]) == 79
 
@@ -353,7 +347,7 @@ def test_export_of_a_changed_configuration(converted, tmp_path):
 @pytest.mark.parametrize("change", [{"options": []}, {"special_rows": [0, 1, 1]}, {"special_rows": [0, 1, 10**9]}])
 def test_a_damaged_record_is_refused(converted, tmp_path, change):
     folder = shutil.copytree(converted("variants/word_level/weights.hdf5"), tmp_path / "model")
-    content = json.loads((folder / RECORD_FILE).read_text())
+    content = read_json(folder / RECORD_FILE)
     (folder / RECORD_FILE).write_text(json.dumps({**content, **change}))
     with pytest.raises(ValueError, match=f"{RECORD_FILE} is not a record of this model; delete it"):
         round_trip(folder, tmp_path)

@@ -20,6 +20,7 @@ from modeling_elmo.conversion.tensorflow import (
     TensorFlowCheckpoint,
     original_name,
 )
+from modeling_elmo.run_scripts.program.files import read_json
 
 FIXTURES = Path(__file__).parent / "fixtures" / "elmo_fixtures" / "bilm_tf_checkpoint"
 KINDS = ["characters", "words"]
@@ -31,6 +32,16 @@ def checkpoint(tmp_path):
     """A copy of the checkpoint with words, without the HDF5 file."""
     shutil.copytree(FIXTURES / "words", tmp_path / "original", ignore=shutil.ignore_patterns("*.hdf5", "e*.json"))
     return tmp_path / "original"
+
+
+@pytest.fixture
+def convert(tmp_path):
+    """A function that converts a checkpoint into the folder `model`."""
+
+    def convert_to_model(source: Path, **options) -> Path:
+        return convert_checkpoint(TensorFlowCheckpoint, source, tmp_path / "model", **options)
+
+    return convert_to_model
 
 
 def read_bundle(folder: Path, step: int = 180) -> dict[str, np.ndarray]:
@@ -48,7 +59,7 @@ def write(folder: Path, arrays: dict[str, np.ndarray], step: int = 180, num_shar
     for path in folder.glob(f"model.ckpt-{step}.*"):
         path.unlink()
     write_bundle(folder, arrays, step, num_shards)
-    content = json.loads((folder / "options.json").read_text())
+    content = read_json(folder / "options.json")
     (folder / "options.json").write_text(json.dumps(content | options))
 
 
@@ -58,13 +69,13 @@ def arrays_of(folder: Path) -> dict[str, torch.Tensor]:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_arrays_are_those_of_dump_weights(tmp_path, kind):
-    folder = convert_checkpoint(TensorFlowCheckpoint, FIXTURES / kind, tmp_path / "model")
+def test_arrays_are_those_of_dump_weights(convert, kind):
+    folder = convert(FIXTURES / kind)
     found, variables = arrays_of(folder), read(kind)
     expected = read_arrays(FIXTURES / kind / "dumped_weights.hdf5")
     expected |= {f"softmax/{name}": torch.from_numpy(variables[f"lm/softmax/{name}"]) for name in "Wb"}
     assert found.keys() == expected.keys() and all(torch.equal(found[name], expected[name]) for name in expected)
-    record = json.loads((folder / "original_checkpoint.json").read_text())
+    record = read_json(folder / "original_checkpoint.json")
     assert record["global_step"] == 180
     assert kind == "words" or record["options"]["char_cnn"]["n_characters"] == 262  # for bilm-tf's inference
     words = (FIXTURES / kind / "vocab.txt").read_text().split()
@@ -79,7 +90,7 @@ def test_variables_of_one_layer_and_of_old_versions():
     assert original_name(f"lm/{cell}B") == f"{cell}B"
 
 
-def test_shards_special_words_and_archives(checkpoint, tmp_path):
+def test_shards_special_words_and_archives(checkpoint, convert, tmp_path):
     """Rows are permuted with the words; the tensors are in three shards, in a folder of an archive."""
     order = np.random.default_rng(0).permutation(32)
     words, arrays = (checkpoint / "vocab.txt").read_text().split(), read("words")
@@ -90,10 +101,8 @@ def test_shards_special_words_and_archives(checkpoint, tmp_path):
     with zipfile.ZipFile(tmp_path / "lm.zip", "w") as archive:
         for path in checkpoint.iterdir():
             archive.write(path, f"save_dir/{path.name}")
-    model = ELMoForPreTraining.from_pretrained(
-        convert_checkpoint(TensorFlowCheckpoint, tmp_path / "lm.zip", tmp_path / "model")
-    )
-    ids, original = ELMoTokenizer.from_pretrained(tmp_path / "model").get_vocab(), read("words")
+    folder, original = convert(tmp_path / "lm.zip"), read("words")
+    model, ids = ELMoForPreTraining.from_pretrained(folder), ELMoTokenizer.from_pretrained(folder).get_vocab()
     rows = [ids[word] for word in words]
     for name, table in (("softmax/W", model.softmax.weight), ("embedding", model.elmo.word_embeddings.weight)):
         np.testing.assert_array_equal(table[rows].detach().numpy(), original[f"lm/{name}"])
@@ -113,22 +122,20 @@ def test_newest_checkpoint_and_step(checkpoint, tmp_path):
         assert found() == "model.ckpt-90.index"
     for state, step in (("nothing", 7), ("nothing", None), ('model_checkpoint_path: "ckpt-200"', None), (None, None)):
         (checkpoint / "checkpoint").write_text(state) if state else (checkpoint / "checkpoint").unlink()
-        with pytest.raises(
-            ValueError, match="has the checkpoints model.ckpt-180, model.ckpt-90, of which . are .* --step"
-        ):
+        with pytest.raises(ValueError, match="model.ckpt-180, model.ckpt-90, of which . are .* --step"):
             found(step)
 
 
 @pytest.mark.parametrize("missing", ["*.index", "*.data*", "options.json", "vocab.txt"])
-def test_half_a_checkpoint(checkpoint, tmp_path, missing):
+def test_half_a_checkpoint(checkpoint, convert, tmp_path, missing):
     path = next(checkpoint.glob(missing))
     path.unlink()
     with pytest.raises(FileNotFoundError, match=path.name):
-        convert_checkpoint(TensorFlowCheckpoint, checkpoint, tmp_path / "model")
+        convert(checkpoint)
     assert not (tmp_path / "model").exists()
 
 
-def test_wrong_checkpoints_are_refused(checkpoint, tmp_path):
+def test_wrong_checkpoints_are_refused(checkpoint, convert):
     arrays = read("words")
     lacking = {name: array for name, array in arrays.items() if name != "lm/softmax/b/Adagrad"}
     for case, message in [
@@ -138,16 +145,15 @@ def test_wrong_checkpoints_are_refused(checkpoint, tmp_path):
     ]:
         write(checkpoint, case)
         with pytest.raises(ValueError, match=message):
-            convert_checkpoint(TensorFlowCheckpoint, checkpoint, tmp_path / "model", optimizer_state=True)
+            convert(checkpoint, optimizer_state=True)
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_accumulators_have_the_layout_of_the_parameters(tmp_path, kind):
-    folder = convert_checkpoint(TensorFlowCheckpoint, FIXTURES / kind, tmp_path / "model", optimizer_state=True)
+def test_accumulators_have_the_layout_of_the_parameters(convert, kind):
+    folder = convert(FIXTURES / kind, optimizer_state=True)
     found, model = load_file(folder / OPTIMIZER_STATE), ELMoForPreTraining.from_pretrained(folder)
-    assert {name: values.shape for name, values in found.items()} == {
-        name: parameter.shape for name, parameter in model.named_parameters()
-    }
+    shapes = {name: parameter.shape for name, parameter in model.named_parameters()}
+    assert {name: values.shape for name, values in found.items()} == shapes
     back, arrays = to_original(found, read_original_record(folder, model.config), KEYS), read(kind)
     slots = {original_name(name.removesuffix("/Adagrad")): name for name in arrays if name.endswith("/Adagrad")}
     assert back.keys() == slots.keys()
@@ -157,10 +163,10 @@ def test_accumulators_have_the_layout_of_the_parameters(tmp_path, kind):
 
 
 @pytest.fixture
-def tied(checkpoint, tmp_path):
+def tied(checkpoint, convert):
     arrays = {name: array for name, array in read("words").items() if not name.startswith("lm/softmax/W")}
     write(checkpoint, arrays, share_embedding_softmax=True)
-    return convert_checkpoint(TensorFlowCheckpoint, checkpoint, tmp_path / "tied", optimizer_state=True)
+    return convert(checkpoint, optimizer_state=True)
 
 
 def test_a_shared_table_is_loaded_saved_and_exported_once(tied, tmp_path):
@@ -176,7 +182,7 @@ def test_a_shared_table_is_loaded_saved_and_exported_once(tied, tmp_path):
     export_original_checkpoint(tied, *(tmp_path / name for name in ("w.hdf5", "o.json", "v.txt", "s.hdf5")))
     assert torch.equal(read_arrays(tmp_path / "w.hdf5")["embedding"], model.softmax.weight[1:])
     assert [*read_arrays(tmp_path / "s.hdf5")] == ["softmax/b"]
-    assert json.loads((tmp_path / "o.json").read_text())["share_embedding_softmax"] is True
+    assert read_json(tmp_path / "o.json")["share_embedding_softmax"] is True
 
 
 def test_a_shared_table_is_trained_and_resized_once(tied):
@@ -215,8 +221,8 @@ def test_shards_blocks_and_dtypes(tmp_path):
 @pytest.mark.parametrize(
     "name, change, message",
     [
-        (INDEX, lambda content: content[:-1], "cannot be read .*the index of a TensorFlow checkpoint.*pass another"),
-        (INDEX, lambda content: content[:20] + b"!" + content[21:], "cannot be read .*checksum of the block at byte 0"),
+        (INDEX, lambda content: content[:-1], "cannot be read .*the index of a TensorFlow checkpoint"),
+        (INDEX, lambda content: content[:20] + b"!" + content[21:], "cannot be read .*the block at byte 0"),
         (SHARD, lambda content: content[:-1], r"is damaged or incomplete \(train_perplexity of shape \(\) needs 4"),
         (SHARD, lambda content: content[:100] + b"!" + content[101:], "is damaged .the checksum of lm/CNN/W_cnn_0/Ada"),
     ],
@@ -258,10 +264,8 @@ def test_values_that_are_not_numbers_are_refused(tmp_path):
 @pytest.mark.slow
 def test_tensorflow_reads_the_same():
     tensorflow = pytest.importorskip("tensorflow", reason="tensorflow is not installed; it is the reference")
-    reader, found = (
-        tensorflow.train.load_checkpoint(str(FIXTURES / "characters" / "model.ckpt-180")),
-        read("characters"),
-    )
+    reader = tensorflow.train.load_checkpoint(str(FIXTURES / "characters" / "model.ckpt-180"))
+    found = read("characters")
     assert set(reader.get_variable_to_shape_map()) == set(found)
     for name, array in found.items():
         np.testing.assert_array_equal(array, reader.get_tensor(name))

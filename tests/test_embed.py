@@ -31,6 +31,7 @@ from modeling_elmo.conversion.original import OriginalCheckpoint
 from modeling_elmo.kernels.int8 import int8_obstacle
 from modeling_elmo.run_scripts import embed
 from modeling_elmo.run_scripts.program import processes
+from modeling_elmo.run_scripts.program.files import read_json
 from modeling_elmo.run_scripts.program.models import load_pretrained
 from modeling_elmo.run_scripts.vectors import embedding, outputs
 from modeling_elmo.run_scripts.vectors.lines import fasta_records
@@ -209,7 +210,7 @@ def test_without_its_instructions_bfloat16_becomes_float32(obstacle, embedded, t
     monkeypatch.setattr(outputs.PartsFolder, "assemble", MagicMock(side_effect=KeyboardInterrupt))
     with pytest.raises(KeyboardInterrupt):
         embedded(compute_dtype="bfloat16")
-    settings = json.loads((tmp_path / "v.hdf5.parts" / "settings.json").read_text("utf-8"))
+    settings = read_json(tmp_path / "v.hdf5.parts" / "settings.json")
     assert settings["compute_dtype"] == ("bfloat16" if obstacle is None else "float32")
 
 
@@ -393,7 +394,7 @@ def test_a_resumed_run_with_another_model(model_dir, embedded, interrupted, tmp_
         embedded(model=save_model(tmp_path / "other", ELMoModel(tiny())))
     for file in ("config.json", "tokenizer_config.json"):
         changed = shutil.copytree(model_dir, tmp_path / file)
-        content = json.loads((changed / file).read_text())
+        content = read_json(changed / file)
         (changed / file).write_text(json.dumps(content | {"cell_clip": 1.0, "pre_tokenization": "whitespace"}))
         with pytest.raises(ValueError, match=r"other settings: model \w+, now \w+\. "):
             embedded(model=changed)
@@ -695,7 +696,7 @@ def test_files_of_allennlps_embedder(embedded, tmp_path):
     folder = ROOT / "tests" / "fixtures" / "elmo_fixtures" / "allennlp"
     weights, options = folder / "lm_weights.hdf5", folder / "options.json"
     model = convert_checkpoint(OriginalCheckpoint, weights, tmp_path / "model", "whitespace", options=options)
-    lists = json.loads((folder / "sentences.json").read_text())
+    lists = read_json(folder / "sentences.json")
     lines = [sentence for batch in zip(*lists, strict=True) for sentence in batch]
     run = partial(embedded, model=model, input=write_lines(tmp_path / "c.txt", lines), layers="top")
     stateful = read(run("on.hdf5", stateful=True, batch_size=3))
