@@ -2,12 +2,12 @@
 
 import json
 import re
-from pathlib import Path
 
 import numpy as np
 import pytest
 import sklearn.metrics
 from datasets import ClassLabel, Dataset, DatasetDict, Features, Value
+from task_worker import written
 
 from modeling_elmo.run_scripts.fine_tuning.tasks.classification import (
     ClassificationArguments,
@@ -19,16 +19,27 @@ from modeling_elmo.run_scripts.fine_tuning.tasks.classification import (
 )
 
 
-def read_rows(path: Path, rows: list[dict], **options) -> Dataset:
-    path.write_text("\n".join(map(json.dumps, rows)), "utf-8")
-    return read_classification(ClassificationArguments(train_file=str(path), **options))["train"]
+def classification(**options) -> DatasetDict:
+    return read_classification(ClassificationArguments(**options))
 
 
-def test_texts_and_pairs(tmp_path, capsys):
+@pytest.fixture
+def read_rows(tmp_path):
+    """A function that returns the training rows of `a.jsonl`, where it has written these rows."""
+
+    def rows_read(rows: list[dict], **options) -> Dataset:
+        path = tmp_path / "a.jsonl"
+        path.write_text("\n".join(map(json.dumps, rows)), "utf-8")
+        return classification(train_file=str(path), **options)["train"]
+
+    return rows_read
+
+
+def test_texts_and_pairs(read_rows, capsys):
     rows = [{"text": " a ", "label": 1, "sentence": "x"}, {"text": "b", "label": 0, "sentence": "y"}]
-    assert read_rows(tmp_path / "a.jsonl", rows).to_dict() == {"text": [" a ", "b"], "label": ["1", "0"]}
+    assert read_rows(rows).to_dict() == {"text": [" a ", "b"], "label": ["1", "0"]}
     options = {"text_column": "sentence", "text_pair_column": "text"}
-    data = read_rows(tmp_path / "a.jsonl", rows, **options)
+    data = read_rows(rows, **options)
     assert data.to_dict() == {"text": ["x", "y"], "text_pair": [" a ", "b"], "label": ["1", "0"]}
     assert "the text is" not in capsys.readouterr().out
 
@@ -44,8 +55,8 @@ def test_texts_and_pairs(tmp_path, capsys):
         (["text_pair", "premise", "hypothesis", "text", "label"], "text", "text_pair", "label"),
     ],
 )
-def test_columns_of_other_names(tmp_path, capsys, columns, text, pair, label):
-    (row,) = read_rows(tmp_path / "a.jsonl", [{name: f"the {name}" for name in columns}])
+def test_columns_of_other_names(read_rows, capsys, columns, text, pair, label):
+    (row,) = read_rows([{name: f"the {name}" for name in columns}])
     assert row == {"text": f"the {text}", "label": f"the {label}"} | ({"text_pair": f"the {pair}"} if pair else {})
     printed = capsys.readouterr().out
     assert f"a.jsonl: the text is {text}" in printed and (f"the label is {label}" in printed) == (label != "label")
@@ -60,19 +71,19 @@ def test_columns_of_other_names(tmp_path, capsys, columns, text, pair, label):
         (["id", "text", "text_pair", "label"], None),
     ],
 )
-def test_a_second_text_is_not_dropped_without_a_word(tmp_path, capsys, columns, unread):
-    read_rows(tmp_path / "a.jsonl", [{name: f"the {name}" for name in columns}])
+def test_a_second_text_is_not_dropped_without_a_word(read_rows, capsys, columns, unread):
+    read_rows([{name: f"the {name}" for name in columns}])
     printed = capsys.readouterr().out
     assert printed.count("not read") == (unread is not None)
     assert unread is None or f"a.jsonl: not read: {unread}; --text_pair_column names a second text\n" in printed
 
 
-def test_a_second_text_that_begins_later_is_refused(tmp_path):
+def test_a_second_text_that_begins_later_is_refused(read_rows):
     rows = [{"text": "a", "label": 1}, {"text": "b", "text_pair": "c", "label": 0}]
     with pytest.raises(ValueError, match="line 2: `text_pair` is 'c'; it must be in the first row, too"):
-        read_rows(tmp_path / "a.jsonl", rows)
+        read_rows(rows)
     rows[1]["text_pair"] = None
-    assert read_rows(tmp_path / "a.jsonl", rows)["text"][:] == ["a", "b"]
+    assert read_rows(rows)["text"][:] == ["a", "b"]
 
 
 @pytest.mark.parametrize(
@@ -84,23 +95,21 @@ def test_a_second_text_that_begins_later_is_refused(tmp_path):
         (["text", "stars"], {"label_column": "a"}, "label_column"),
     ],
 )
-def test_no_column_is_guessed(tmp_path, columns, options, option):
+def test_no_column_is_guessed(read_rows, columns, options, option):
     with pytest.raises(ValueError, match=f"a.jsonl has .*{re.escape(str(columns))}.*--{option}"):
-        read_rows(tmp_path / "a.jsonl", [dict.fromkeys(columns, "x")], **options)
+        read_rows([dict.fromkeys(columns, "x")], **options)
 
 
 def test_a_table_without_its_header(tmp_path):
-    path = str(tmp_path / "a.csv")
-    Path(path).write_text("good,1\nbad,0\n")
-    found = read_classification(ClassificationArguments(train_file=path, column_names=["text", "label"]))
+    path = written(tmp_path / "a.csv", "good,1\nbad,0\n")
+    found = classification(train_file=str(path), column_names=["text", "label"])
     assert found["train"].to_dict() == {"text": ["good", "bad"], "label": ["1", "0"]}
 
 
-def test_kinds_of_labels(tmp_path):
-    path = tmp_path / "a.jsonl"
-    numbers = read_rows(path, [{"text": "a", "label": "2.5"}, {"text": "b", "label": 3}], problem="regression")
+def test_kinds_of_labels(read_rows):
+    numbers = read_rows([{"text": "a", "label": "2.5"}, {"text": "b", "label": 3}], problem="regression")
     assert numbers["label"][:] == [2.5, 3.0] and all(isinstance(label, float) for label in numbers["label"])
-    lists = read_rows(path, [{"text": "a", "label": ["y", "x"]}, {"text": "b", "label": []}])
+    lists = read_rows([{"text": "a", "label": ["y", "x"]}, {"text": "b", "label": []}])
     assert lists["label"][:] == [["y", "x"], []]
     assert label_type(DatasetDict(train=lists), "classification").labels == ["x", "y"]
     with pytest.raises(ValueError, match="'train' are 'a'; a classifier needs two"):
@@ -108,10 +117,10 @@ def test_kinds_of_labels(tmp_path):
 
 
 @pytest.mark.parametrize("labels", [[[0, 1], [1, 0]], [[False, True], [True, False]], [["1", "0"], ["0", "1"]]])
-def test_labels_of_which_each_has_a_0_or_1_are_refused(tmp_path, labels):
+def test_labels_of_which_each_has_a_0_or_1_are_refused(read_rows, labels):
     rows = [{"text": "a", "label": label} for label in labels]
     with pytest.raises(ValueError, match=r"same labels, .* not 0 or 1 for every label: write \[0, 1, 1\] as \[1, 2\]"):
-        label_type(DatasetDict(train=read_rows(tmp_path / "a.jsonl", rows)), "classification")
+        label_type(DatasetDict(train=read_rows(rows)), "classification")
 
 
 def test_lists_of_numbers_of_classes(tmp_path):
@@ -119,7 +128,7 @@ def test_lists_of_numbers_of_classes(tmp_path):
     features = Features(text=Value("string"), label=[ClassLabel(names=["no", "yes"])])
     data = Dataset.from_dict({"text": ["a", "b"], "label": [[0, 1], [1, 0]]}, features).with_format("numpy")
     DatasetDict(train=data).save_to_disk(tmp_path)
-    found = read_classification(ClassificationArguments(dataset=str(tmp_path)))
+    found = classification(dataset=str(tmp_path))
     assert found["train"]["label"][:] == [["no", "yes"], ["yes", "no"]]
 
 
@@ -139,17 +148,16 @@ def test_lists_of_numbers_of_classes(tmp_path):
         ([("a", "1")], {"drop_labels": ["x"], "problem": "regression"}, "--drop_labels x"),
     ],
 )
-def test_bad_labels(tmp_path, rows, options, shown):
+def test_bad_labels(read_rows, rows, options, shown):
     with pytest.raises(ValueError, match=shown):
-        read_rows(tmp_path / "a.jsonl", [{"text": text, "label": label} for text, label in rows], **options)
+        read_rows([{"text": text, "label": label} for text, label in rows], **options)
 
 
 def test_splits_must_be_alike(tmp_path):
     (tmp_path / "a.jsonl").write_text('{"sentence": "a", "label": "x"}')
     (tmp_path / "b.jsonl").write_text('{"sentence1": "a", "sentence2": "b", "label": "x"}')
-    arguments = ClassificationArguments(train_file=f"{tmp_path}/a.jsonl", validation_file=f"{tmp_path}/b.jsonl")
     with pytest.raises(ValueError, match="The splits differ: .*text_pair.* Pass --text_column, --text_pair_column and"):
-        read_classification(arguments)
+        classification(train_file=f"{tmp_path}/a.jsonl", validation_file=f"{tmp_path}/b.jsonl")
 
 
 def test_labels_that_are_missing_are_dropped_on_request(tmp_path, capsys):
@@ -158,8 +166,8 @@ def test_labels_that_are_missing_are_dropped_on_request(tmp_path, capsys):
     rows = {name: {"text": [f"t{label}" for label in labels], "label": labels} for name, labels in splits.items()}
     DatasetDict({name: Dataset.from_dict(row, names) for name, row in rows.items()}).save_to_disk(tmp_path)
     with pytest.raises(ValueError, match=r"row 1: `label` is -1; it must be one of \['no', .*--test_split none"):
-        read_classification(ClassificationArguments(dataset=str(tmp_path)))
-    found = read_classification(ClassificationArguments(dataset=str(tmp_path), drop_labels=["-1"]))
+        classification(dataset=str(tmp_path))
+    found = classification(dataset=str(tmp_path), drop_labels=["-1"])
     assert found["train"].to_dict() == {"text": ["t1", "t0", "t1"], "label": ["yes", "no", "yes"]}
     assert found["test"]["label"][:] == ["yes"]
     assert "train: 1 of 4 samples have a dropped label\ntest: 1 of 2 samples" in capsys.readouterr().out
@@ -207,9 +215,8 @@ def test_labels_that_the_training_data_lacks_are_errors():
     scores = labels.evaluate(logits, gold)
     assert scores["accuracy"] == sklearn.metrics.accuracy_score(gold, predicted)
     assert scores["macro_f1"] == sklearn.metrics.f1_score(gold, predicted, average="macro", zero_division=0)
-    assert (
-        scores["confusion"] == sklearn.metrics.confusion_matrix(gold, predicted, labels=["bad", "good", "odd"]).tolist()
-    )
+    matrix = sklearn.metrics.confusion_matrix(gold, predicted, labels=["bad", "good", "odd"])
+    assert scores["confusion"] == matrix.tolist()
     assert scores["per_label"]["odd"] == {"precision": 0.0, "recall": 0.0, "f1": 0.0, "number": 2}
 
     sets, found, wanted = MultiLabel(["a", "b"]), np.array([[1, -1], [1, 1]]), [["a"], ["b", "z"]]

@@ -1,14 +1,15 @@
-import gzip
 import json
 import os
 import re
 import sys
 from collections import Counter
+from itertools import product
 from pathlib import Path
 
 import pytest
 import zstandard
 from datasets import Dataset, DatasetDict
+from task_worker import written
 
 from modeling_elmo.run_scripts.pretraining import corpus as corpus_module
 from modeling_elmo.run_scripts.pretraining.corpus import Corpus, CorpusArguments, Survey
@@ -16,6 +17,10 @@ from modeling_elmo.tokenization.elmo_pretokenization import TextSplitter
 
 TEXT = Path(__file__).parent / "fixtures" / "text"
 ENGLISH = (TEXT / "en.txt").read_text("utf-8").splitlines()
+
+
+def corpus_of(*paths: Path, column: str = "text") -> Corpus:
+    return Corpus.from_files(list(map(str, paths)), column)
 
 
 def texts(corpus: Corpus) -> list:
@@ -26,29 +31,27 @@ def test_files_of_every_kind(tmp_path):
     parts = [ENGLISH[start : start + 50] for start in range(0, 250, 50)]
     (tmp_path / "below").mkdir()
     (tmp_path / "a.txt").write_bytes("\r\n".join(["\ufeff", *parts[0], " \t"]).encode())
-    with gzip.open(tmp_path / "b.txt.gz", "wt", encoding="utf-8") as file:
-        file.write("\n".join(parts[1]))
+    written(tmp_path / "b.txt.gz", "\n".join(parts[1]))
     halves = ["\n".join(parts[2])[:777], "\n".join(parts[2])[777:]]  # two frames, and a line that is in both
     (tmp_path / "c.txt.zst").write_bytes(b"".join(zstandard.compress(half.encode()) for half in halves))
     records = [json.dumps({"t": "\n\n".join(parts[3])}), "", json.dumps({"t": " "}), json.dumps({"t": []})]
     (tmp_path / "d.JSONL").write_text("\n".join(records), "utf-8")
-    records = "\n".join(json.dumps({"t": line.split()}) for line in parts[4])
-    (tmp_path / "below" / "e.jsonl.ZST").write_bytes(zstandard.compress(records.encode()))
-    (tmp_path / "g.conll.gz").write_bytes(gzip.compress(b"c X\nd X\n"))
+    written(tmp_path / "below" / "e.jsonl.ZST", "\n".join(json.dumps({"t": line.split()}) for line in parts[4]))
+    written(tmp_path / "g.conll.gz", "c X\nd X\n")
     (tmp_path / "news-00001-of-00100").write_text("only by name", "utf-8")
 
     names = ["a.txt", "b.txt.gz", "c.txt.zst", "d.JSONL", "below/e.jsonl.ZST"]
-    whole = Corpus.from_files([str(tmp_path / name) for name in names], "t")
+    whole = corpus_of(*(tmp_path / name for name in names), column="t")
     assert [text if isinstance(text, str) else " ".join(text) for text in texts(whole)] == ENGLISH
     words = [line.split() for line in ENGLISH]
     lengths = Counter(len(word.encode()) for sentence in words for word in sentence)
     assert whole.survey() == Survey(250, sum(map(len, words)), max(map(len, words)), lengths)
     assert next(whole.sentences(shuffle_files=False))[0] == (str(tmp_path / "a.txt"), 2)
 
-    folder = Corpus.from_files([str(tmp_path), str(tmp_path / "a.txt")], "t")
+    folder = corpus_of(tmp_path, tmp_path / "a.txt", column="t")
     assert sorted(folder.files) == sorted([*whole.files, str(tmp_path / "g.conll.gz")])
     assert texts(folder)[-1] == ["c", "d"]
-    some = Corpus.from_files([str(tmp_path / "*.txt*"), str(tmp_path / "**" / "e*"), str(tmp_path / "news*")], "t")
+    some = corpus_of(tmp_path / "*.txt*", tmp_path / "**" / "e*", tmp_path / "news*", column="t")
     expected = ["a.txt", "b.txt.gz", "c.txt.zst", "e.jsonl.ZST", "news-00001-of-00100"]
     assert [Path(file).name for file in some.files] == expected
 
@@ -97,7 +100,7 @@ def test_parts_of_files_and_of_saved_data_sets(tmp_path):
 def test_the_order_of_files_changes_with_seed_and_epoch(tmp_path):
     for number in range(8):
         (tmp_path / f"{number}.txt").write_text(f"{number} a\n{number} b\n")
-    corpus = Corpus.from_files([str(tmp_path)])
+    corpus = corpus_of(tmp_path)
     orders = [" ".join(text for _, text in corpus.sentences(*order)) for order in ((0, 0), (0, 0), (1, 0), (0, 1))]
     assert orders[0] == orders[1] and len(set(orders)) == 3
     assert all(f"{number} a {number} b" in order for order in orders for number in range(8))
@@ -109,7 +112,7 @@ def test_a_name_that_is_not_utf8_is_refused_in_a_folder(tmp_path):
     for name in ("plain.txt", os.fsdecode(b"caf\xe9.txt")):
         (tmp_path / name).write_text("a b\n")
     with pytest.raises(ValueError, match=f"^{tmp_path}/caf\udce9.txt is not UTF-8; .* rename the file"):
-        Corpus.from_files([str(tmp_path)])
+        corpus_of(tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -120,9 +123,7 @@ def test_a_name_that_is_not_utf8_is_refused_in_a_folder(tmp_path):
         ("pipe", ValueError, "pipe is a pipe"),
         ("blank.text", ValueError, "no sentence in .*blank.text"),
         ("empty.gz", ValueError, "empty.gz cannot be unpacked"),
-        ("damaged.gz", ValueError, "damaged.gz cannot be unpacked"),
         ("number.jsonl", ValueError, r"number.jsonl:2: the text is 3"),
-        ("array.json", ValueError, "array.json: text is read from .txt, and from .jsonl"),
     ],
 )
 def test_bad_text(tmp_path, name, error, message):
@@ -131,23 +132,18 @@ def test_bad_text(tmp_path, name, error, message):
     os.mkfifo(tmp_path / "pipe")
     (tmp_path / "blank.text").write_text("\n \n")
     (tmp_path / "empty.gz").touch()
-    (tmp_path / "damaged.gz").write_bytes(gzip.compress(b"a b c\n" * 50)[:10] + b"\xff" * 30)
     (tmp_path / "number.jsonl").write_text('{"text": "a"}\n{"text": 3}\n')
-    (tmp_path / "array.json").write_text('[{"text": "a"}]\n')
     with pytest.raises(error, match=message):
-        Corpus.from_files([str(tmp_path / name)]).survey()
+        corpus_of(tmp_path / name).survey()
 
 
 def test_held_out_sentences_in_the_training_text(tmp_path, caplog):
     """A sentence counts as often as the held-out text has it; white space and the kind of file do not matter."""
     (tmp_path / "train.txt").write_text("a b\nc d\na b\ne f\n")
-    (tmp_path / "held_out.jsonl").write_text(
-        '{"text": ["a", "b"]}\n{"text": " c  d"}\n{"text": "a b"}\n{"text": "a"}\n'
-    )
+    records = [{"text": text} for text in (["a", "b"], " c  d", "a b", "a")]
+    (tmp_path / "held_out.jsonl").write_text("\n".join(map(json.dumps, records)))
     (tmp_path / "other.txt").write_text("a\nb\n")
-    train, held_out, other = (
-        Corpus.from_files([str(tmp_path / name)]) for name in ("train.txt", "held_out.jsonl", "other.txt")
-    )
+    train, held_out, other = (corpus_of(tmp_path / name) for name in ("train.txt", "held_out.jsonl", "other.txt"))
     assert train.survey(other) == train.survey() and not caplog.text
     assert train.survey(held_out) == train.survey()
     assert "3 of 4 held-out sentences occur in the training text" in caplog.text and "train.txt" in caplog.text
@@ -155,7 +151,7 @@ def test_held_out_sentences_in_the_training_text(tmp_path, caplog):
 
 def test_a_survey_counts_the_words_and_lengths_of_a_tokenizer(tmp_path):
     (tmp_path / "a.txt").write_text("Well, 밥밥 (yes).\n", "utf-8")
-    corpus = Corpus.from_files([str(tmp_path / "a.txt")])
+    corpus = corpus_of(tmp_path / "a.txt")
     assert corpus.survey(None, TextSplitter("moses").words) == Survey(1, 7, 7, {4: 1, 1: 4, 6: 1, 3: 1})
     assert corpus.survey(None, TextSplitter("moses").words, "lexicon").lengths == {4: 1, 1: 4, 2: 1, 3: 1}
 
@@ -164,11 +160,7 @@ RAW = ["He didn't come.", "It's late, isn't it?", "They couldn't see John's hous
 OF_TREEBANK = ["He did n't come .", "It 's late , is n't it ?", "They could n't see John 's house .", "Nobody came ."]
 OF_MOSES = ["He didn 't come .", "It 's late , isn 't it ?", "They couldn 't see John 's house .", "Nobody came ."]
 TYPOGRAPHIC = [line.replace("'", "’") for line in OF_TREEBANK]
-DUTCH = [
-    "'s Avonds ligt 't in 't park.",
-    "Hij don van 't dak, 's nachts.",
-    "Foto's van 's morgens.",
-]  # don: a borrowed word
+DUTCH = ["'s Avonds ligt 't in 't park.", "Hij don van 't dak, 's nachts.", "Foto's van 's morgens."]  # don: borrowed
 POSSESSIVE = ["The firm 's profit rose .", "Yesterday 's news .", "Our president 's words ."]
 FRENCH = ["L' homme qu' il a vu .", "C' est l' été ."]
 BRACKETS = ["The firm 's profit -LRB- 3 % -RRB- rose .", "Our president 's -LRB- last -RRB- words ."]
@@ -194,8 +186,7 @@ SPLIT_TEXTS = [  # lines, the rules of the tokenizer, whether the words are give
     (BRACKETS, "treebank", True, r"has -LRB- and -RRB- where raw text has \( and \), which this text lacks. Write"),
     (["Le vin -LRB- rouge -RRB- ."], "moses", True, "has -LRB- and -RRB- where"),
     ([*OF_TREEBANK, "He said (no) -LRB- yes -RRB- ( ) ."], "treebank", True, None),  # it has both
-    *((lines, rules, False, None) for lines in (RAW, DUTCH, FRENCH) for rules in ("moses", "treebank")),
-    *((lines, rules, True, None) for lines in (RAW, DUTCH, FRENCH) for rules in ("moses", "treebank")),
+    *((*each, None) for each in product((RAW, DUTCH, FRENCH), ("moses", "treebank"), (False, True))),
     ([*RAW, "The words n't and 't differ."], "moses", False, None),
 ]
 
@@ -206,13 +197,13 @@ def test_text_that_was_split_by_other_rules(suffix, lines, rules, given, message
     """Split by hand. Lists of words are given words, whatever the options say."""
     is_split_again = not given and suffix == ".txt"
     if suffix == ".jsonl":
-        written = [json.dumps({"text": line.split()}) for line in lines]
+        stored = [json.dumps({"text": line.split()}) for line in lines]
         message = None if message == ALREADY else message and message.replace(" --is_split_into_words", "")
     else:
-        written = lines
+        stored = lines
     path = tmp_path / f"a{suffix}"
-    path.write_text("\n".join(written * 5), "utf-8")
-    corpus = Corpus.from_files([str(path)])
+    path.write_text("\n".join(stored * 5), "utf-8")
+    corpus = corpus_of(path)
     split = str.split if given else TextSplitter(rules).words
     corpus.survey(None, split, "utf8", None, rules)
     assert bool(caplog.messages) == (message is not None) and all(str(path) in each for each in caplog.messages)
@@ -232,5 +223,5 @@ def test_what_the_rules_make_of_raw_text_is_what_the_survey_looks_for():
 
 def test_a_text_may_mention_the_words_of_other_rules(tmp_path, caplog):
     (tmp_path / "a.txt").write_text("\n".join(["Nobody came ."] * 40_000 + OF_TREEBANK), "utf-8")
-    Corpus.from_files([str(tmp_path / "a.txt")]).survey(None, str.split, "utf8", None, "moses")
+    corpus_of(tmp_path / "a.txt").survey(None, str.split, "utf8", None, "moses")
     assert not caplog.text

@@ -29,6 +29,11 @@ def model(base) -> ELMoModel:
     return ELMoModel.from_pretrained(base).eval()
 
 
+@pytest.fixture
+def tokenizer(base) -> ELMoTokenizer:
+    return ELMoTokenizer.from_pretrained(base)
+
+
 def encodings(tokenizer: ELMoTokenizer, words: list[list[str]] = WORDS) -> Dataset:
     inputs = tokenizer(words, is_split_into_words=True)
     labels = [[-100, *range(len(sentence)), -100] for sentence in words]
@@ -39,6 +44,10 @@ def encodings(tokenizer: ELMoTokenizer, words: list[list[str]] = WORDS) -> Datas
 def stored(folder: Path, model: ELMoModel, tokenizer: ELMoTokenizer, words=WORDS, **options) -> FeatureStore:
     collate = DataCollatorForTokenClassification(tokenizer)
     return feature_store(folder, model, encodings(tokenizer, words), collate, **options)
+
+
+def assert_layers(store: FeatureStore, number: int, expected: torch.Tensor):
+    np.testing.assert_allclose(store[number], expected, rtol=1e-5, atol=1e-6)
 
 
 @torch.no_grad()
@@ -59,21 +68,20 @@ def test_each_text_has_its_own_layers(side, batch_tokens, is_reserved, tmp_path,
     for number, words in enumerate(WORDS):
         expected = layers_alone(model, tokenizer, words)
         assert store[number].shape == expected.shape == (len(words) + 2, 3, 16)
-        np.testing.assert_allclose(store[number], expected, rtol=1e-5, atol=1e-6)
+        assert_layers(store, number, expected)
     (file,) = tmp_path.iterdir()
     assert file.stat().st_size == 4 * 3 * 16 * sum(len(words) + 2 for words in WORDS)
 
 
-def test_a_text_of_several_rows_is_stored_once(tmp_path, base, model):
+def test_a_text_of_several_rows_is_stored_once(tmp_path, tokenizer, model):
     """For example the context of several questions."""
-    tokenizer = ELMoTokenizer.from_pretrained(base)
     collate = DataCollatorWithPadding(tokenizer)
     pairs = [(WORDS[0], WORDS[1]), (WORDS[2], WORDS[1]), (WORDS[1], WORDS[1])]
     inputs = tokenizer([list(pair) for pair in pairs], is_split_into_words=True)
     columns = {name: [list(map(np.ndarray.tolist, map(np.asarray, row))) for row in inputs[name]] for name in inputs}
     store = feature_store(tmp_path, model, Dataset.from_dict(columns), collate)
     for number, pair in enumerate(pairs):
-        np.testing.assert_allclose(store[number], layers_alone(model, tokenizer, *pair), rtol=1e-5, atol=1e-6)
+        assert_layers(store, number, layers_alone(model, tokenizer, *pair))
     assert len(store.layers) == sum(len(words) + 2 for words in WORDS[:3])
     assert len({np.shape(ids)[1] for ids in columns["character_ids"]}) > 1  # the rows have different widths
 
@@ -92,8 +100,7 @@ def test_a_head_computes_the_same_from_stored_layers(side, tmp_path, base, model
     torch.testing.assert_close(read.loss, computed.loss)
 
 
-def test_the_file_is_used_again(tmp_path, base, model, monkeypatch):
-    tokenizer = ELMoTokenizer.from_pretrained(base)
+def test_the_file_is_used_again(tmp_path, base, tokenizer, model, monkeypatch):
     first = stored(tmp_path, model, tokenizer)
     (file,) = tmp_path.iterdir()
     made = file.stat().st_mtime_ns
@@ -105,22 +112,19 @@ def test_the_file_is_used_again(tmp_path, base, model, monkeypatch):
         again.text(3)[0] = 0
 
 
-def test_changes_that_keep_the_file(tmp_path, base, model):
+def test_changes_that_keep_the_file(tmp_path, base, tokenizer, model):
     """Labels, word ids, padding side and the mix do not change the layers."""
-    stored(tmp_path, model, ELMoTokenizer.from_pretrained(base))
+    stored(tmp_path, model, tokenizer)
     other = ELMoModel.from_pretrained(base)
     torch.nn.init.normal_(other.scalar_mix.weights)
-    words = ELMoTokenizer.from_pretrained(base).with_vocabulary(
-        ["<S>", "</S>", "<UNK>", *WORDS[0]], padding_side="left"
-    )
+    words = tokenizer.with_vocabulary(["<S>", "</S>", "<UNK>", *WORDS[0]], padding_side="left")
     relabeled = encodings(words).map(lambda example: {"labels": example["labels"][::-1]})
     feature_store(tmp_path, other, relabeled, DataCollatorForTokenClassification(words))
     assert len(list(tmp_path.iterdir())) == 1
 
 
-def test_changes_that_need_a_new_file(tmp_path, base, model):
+def test_changes_that_need_a_new_file(tmp_path, base, tokenizer, model):
     """The biLM, the texts, their order, the borders of words, truncation, and the configuration."""
-    tokenizer = ELMoTokenizer.from_pretrained(base)
     stored(tmp_path, model, tokenizer)
     other = bilm(tmp_path.parent / f"{tmp_path.name}-other", seed=1)
     stored(tmp_path, ELMoModel.from_pretrained(other), tokenizer)
@@ -132,7 +136,7 @@ def test_changes_that_need_a_new_file(tmp_path, base, model):
         assert len(list(tmp_path.iterdir())) == number
     clipped = ELMoModel.from_pretrained(base, cell_clip=0.01).eval()
     store = stored(tmp_path, clipped, tokenizer)
-    np.testing.assert_allclose(store[0], layers_alone(clipped, tokenizer, WORDS[0]), rtol=1e-5, atol=1e-6)
+    assert_layers(store, 0, layers_alone(clipped, tokenizer, WORDS[0]))
 
 
 def test_a_word_level_bilm_reads_ids(tmp_path):
@@ -143,7 +147,7 @@ def test_a_word_level_bilm_reads_ids(tmp_path):
     model = ELMoModel(ELMoConfig.from_preset("tiny", **sizes)).eval()
     folder = tmp_path / "features"
     store = stored(folder, model, tokenizer)
-    np.testing.assert_allclose(store[4], layers_alone(model, tokenizer, WORDS[4]), rtol=1e-5, atol=1e-6)
+    assert_layers(store, 4, layers_alone(model, tokenizer, WORDS[4]))
     ordered = ["<S>", "</S>", "<UNK>", *sorted(vocabulary[3:])]
     stored(folder, model, tokenizer.with_vocabulary(ordered))
     assert len(list(folder.iterdir())) == 2
@@ -153,16 +157,16 @@ def disk_is_full(*_):
     raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
 
-def test_a_full_disk_is_reported_before_the_computation(tmp_path, base, model, monkeypatch):
+def test_a_full_disk_is_reported_before_the_computation(tmp_path, tokenizer, model, monkeypatch):
     monkeypatch.setattr(os, "posix_fallocate", disk_is_full)
     monkeypatch.setattr(ELMoModel, "forward", None)
     with pytest.raises(OSError, match="--cache_features"):
-        stored(tmp_path / "features", model, ELMoTokenizer.from_pretrained(base))
+        stored(tmp_path / "features", model, tokenizer)
     assert not list((tmp_path / "features").iterdir())
 
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt, RuntimeError])
-def test_a_stopped_computation_leaves_no_file(error, tmp_path, base, monkeypatch):
+def test_a_stopped_computation_leaves_no_file(error, tmp_path, base, tokenizer, monkeypatch):
     model, forward, calls = ELMoModel.from_pretrained(base), ELMoModel.forward, []
 
     def stopped(self, *args, **kwargs):
@@ -173,12 +177,11 @@ def test_a_stopped_computation_leaves_no_file(error, tmp_path, base, monkeypatch
 
     monkeypatch.setattr(ELMoModel, "forward", stopped)
     with pytest.raises(error):
-        stored(tmp_path, model, ELMoTokenizer.from_pretrained(base), batch_tokens=1)
+        stored(tmp_path, model, tokenizer, batch_tokens=1)
     assert len(calls) == 3 and not list(tmp_path.iterdir())
-    store = stored(tmp_path, model, ELMoTokenizer.from_pretrained(base), batch_tokens=1)
+    store = stored(tmp_path, model, tokenizer, batch_tokens=1)
     monkeypatch.undo()
-    expected = layers_alone(model.eval(), ELMoTokenizer.from_pretrained(base), WORDS[0])
-    np.testing.assert_allclose(store[0], expected, atol=1e-6)
+    assert_layers(store, 0, layers_alone(model.eval(), tokenizer, WORDS[0]))
 
 
 def test_a_worker_maps_the_file_again(tmp_path, monkeypatch):
