@@ -30,7 +30,7 @@ NAMES_OF_MANY_FILES = {
 }
 
 
-def module_name(path: Path) -> str:
+def module_name(path):
     folder, *inner = path.relative_to(ROOT).with_suffix("").parts
     return ".".join([PACKAGES[folder], *inner]).removesuffix(".__init__")
 
@@ -41,7 +41,7 @@ RUN_SCRIPTS = PACKAGES["run_scripts"] + "."
 IS_PROGRAM = {module: path.parent == ROOT / "run_scripts" and path.stem != "__init__" for module, path in FILES.items()}
 
 
-def imports_of(module: str) -> set[str]:
+def imports_of(module):
     """Full names of all modules that a file imports, also inside functions."""
     found = set()
     for node in ast.walk(TREES[module]):
@@ -60,12 +60,12 @@ IMPORTS = {module: imports_of(module) for module in FILES}
 OURS = {module: found & FILES.keys() for module, found in IMPORTS.items()}
 
 
-def sub_package(module: str) -> str | None:
+def sub_package(module):
     inner = module.removeprefix(RUN_SCRIPTS).split(".")
     return inner[0] if module.startswith(RUN_SCRIPTS) and inner[0] in FLOORS else None
 
 
-def is_shipped(module: str) -> bool:
+def is_shipped(module):
     path = FILES[module]
     return path.parent.name in ("modeling_elmo", "kernels", "heads", "tokenization") and path.stem not in STAY
 
@@ -112,7 +112,7 @@ def test_arrows_point_downwards():
 ROOMS = ("kernels", "", "heads")  # of the package, from the ground floor
 
 
-def room(module: str) -> str | None:
+def room(module):
     path = FILES[module]
     is_model = path.is_relative_to(ROOT / "modeling_elmo") and path.stem not in STAY
     name = "" if path.parent.name == "modeling_elmo" else path.parent.name
@@ -165,7 +165,7 @@ def test_files_that_travel_import_names_of_each_other(module):
     assert OURS[module] <= {name for name in FILES if is_shipped(name)}, "what it imports does not travel"
 
 
-def names_defined_in(module: str) -> set[str]:
+def names_defined_in(module):
     names = set()
     for node in TREES[module].body:
         if isinstance(node, (ast.FunctionDef, ast.ClassDef)):

@@ -15,7 +15,7 @@ import pytest
 import torch
 
 from modeling_elmo import ELMoConfig, ELMoForPreTraining, ELMoTokenizer
-from modeling_elmo.run_scripts.pretraining.batches import LMBatch, SentenceBatches, StreamWindows, batch_loader
+from modeling_elmo.run_scripts.pretraining.batches import SentenceBatches, StreamWindows, batch_loader
 from modeling_elmo.run_scripts.pretraining.corpus import Corpus, CorpusArguments, Survey
 from modeling_elmo.run_scripts.program.command_line import run
 from modeling_elmo.run_scripts.program.sentences import JUDGED_LINES
@@ -28,12 +28,12 @@ TOKENIZER = ELMoTokenizer(vocab=["<S>", "</S>", "<UNK>", *WORDS], max_word_lengt
 SPLIT = {"is_split_into_words": True}
 
 
-def two_files() -> Corpus:
+def two_files():
     """444 lines."""
     return Corpus.from_files([str(TEXT / "en.txt"), str(TEXT / "ko.txt")])
 
 
-def write(path: Path, lines) -> Corpus:
+def write(path, lines):
     path.write_text("".join(f"{line}\n" for line in lines), "utf-8")
     return Corpus.from_files([str(path)])
 
@@ -46,7 +46,7 @@ def decoded(character_ids, input_ids) -> list[list[str]]:
     return rows
 
 
-def content(batch: LMBatch) -> tuple:
+def content(batch):
     inputs = {name: (tensor.dtype, tensor.tolist()) for name, tensor in batch.inputs.items()}
     return inputs, batch.epoch, batch.fraction, batch.num_predictions, batch.num_unknown
 
@@ -58,7 +58,7 @@ def assert_same_batches(batches, expected):
 RAW = [line for line in (TEXT / "en_raw.txt").read_text("utf-8").splitlines() if line.strip()]
 
 
-def make(kind: str, corpus: Corpus, **options):
+def make(kind, corpus, **options):
     if kind == "sentences":
         return SentenceBatches(corpus, TOKENIZER, 500, **SPLIT, **options)
     return StreamWindows(corpus, TOKENIZER, 2, 30, **SPLIT, **options)
@@ -67,7 +67,7 @@ def make(kind: str, corpus: Corpus, **options):
 both_kinds = pytest.mark.parametrize("kind", ["sentences", "stream"])
 
 
-def sentences_of(batch) -> list[str]:
+def sentences_of(batch):
     rows = decoded(batch.inputs["character_ids"], batch.inputs["input_ids"])
     assert all((row[0], row[-1]) == ("<S>", "</S>") for row in rows)
     return [" ".join(row[1:-1]) for row in rows]
@@ -163,7 +163,7 @@ def targets(ids) -> list[list[str]]:
     return [TOKENIZER.convert_ids_to_tokens(row[row != -100].tolist()) for row in ids]
 
 
-def plain_stream(lines: list[str], backward: bool) -> tuple[list[str], list[str]]:
+def plain_stream(lines, backward) -> tuple[list[str], list[str]]:
     """The definition: inputs and targets of a row that reads these lines."""
     inputs, predicted = [], []
     for line in lines:
@@ -174,7 +174,7 @@ def plain_stream(lines: list[str], backward: bool) -> tuple[list[str], list[str]
     return inputs, predicted
 
 
-def rows_of(batches, prefix: str, number: int) -> tuple[list[str], list[str]]:
+def rows_of(batches, prefix, number) -> tuple[list[str], list[str]]:
     """Inputs and targets of a row, all windows after each other."""
     inputs, predicted = [], []
     for batch in batches:

@@ -39,15 +39,15 @@ def peer(model):
 """
 
 
-def measured(*arguments: str) -> list[dict]:
+def measured(*arguments):
     return benchmark.main([*SIZES, *arguments])["rows"]
 
 
-def implementations(rows: list[dict], part: str, batch: str) -> set[str]:
+def implementations(rows, part, batch):
     return {row["implementation"] for row in rows if (row["part"], row["batch"]) == (part, batch)}
 
 
-def write_peer(folder: Path, body: str = PEER.format(factor=1)) -> str:
+def write_peer(folder, body):
     file = folder / "their_elmo.py"
     file.write_text(body, "utf-8")
     return f"{file}:peer"

@@ -6,7 +6,6 @@ After a change of a template, put there what these tests write. test_run_pretrai
 import math
 import re
 import sys
-from pathlib import Path
 
 import pytest
 from golden import check_golden
@@ -43,7 +42,7 @@ def with_matplotlib(without_matplotlib, monkeypatch):
     monkeypatch.setitem(sys.modules, "matplotlib.figure", figure)
 
 
-def evaluation(step: int, perplexity: float, **changes) -> dict:
+def evaluation(step, perplexity, **changes):
     return {
         "step": step,
         "epoch": step / 100,
@@ -58,7 +57,7 @@ def evaluation(step: int, perplexity: float, **changes) -> dict:
     }
 
 
-def training(step: int, loss: float, name: str = "loss", words_per_second: float = 1000.0) -> dict:
+def training(step, loss, name="loss", words_per_second=1000.0):
     return {
         "step": step,
         "epoch": step / 100,
@@ -82,7 +81,7 @@ LOG = [
 ]
 
 
-def write(folder, log=LOG, config=None, name="elmo-xy", **changes) -> str:
+def write(folder, log=LOG, config=None, name="elmo-xy", **changes):
     record = {
         "num_parameters": 1234567,
         "data": {"train": ["train.txt"], "validation": ["dev.txt"], "sentences": 4321, "words": 87654},
@@ -106,7 +105,7 @@ SENSES = {
 }
 
 
-def trained_further(folder: Path) -> str:
+def trained_further(folder):
     """All findings, beside results of other tools."""
     for number, other in enumerate(({"records": [1, 2]}, {"records": 3}, [4], {"records": [{"arm": "a"}]})):
         write_result(folder, f"of_another_tool_{number}", other)
@@ -121,7 +120,7 @@ def trained_further(folder: Path) -> str:
     return write(folder, base_model="someone/elmo", earlier_settings=earlier, settings=settings, data=data)
 
 
-def word_level(folder: Path) -> str:
+def word_level(folder):
     """A sampled softmax, without evaluations; results under other conditions."""
     write_result(folder, "card", {"language": ["ko", "en"]})
     wrong = {name: value for name, value in SENSES["disambiguation"].items() if name != "first sense"}
@@ -135,14 +134,14 @@ def word_level(folder: Path) -> str:
     return write(folder, log=[training(50, 3.5, "sampled_loss")], config=config, data=data, base_model="/gone/elmo")
 
 
-def lexicon_level(folder: Path) -> str:
+def lexicon_level(folder):
     """An adaptive softmax, both inputs, evaluations that diverged, and none of the published weights."""
     config = ELMoConfig.from_preset("tiny", softmax_type="adaptive", char_vocab_size=18, word_embedding_size=8)
     log = [evaluation(0, math.inf), training(50, 6.5), evaluation(100, 1e300), evaluation(200, math.nan)]
     return write(folder, log=log, config=config, base_model="someone/elmo", published_step=120)
 
 
-def converted(folder: Path) -> str:
+def converted(folder):
     ELMoConfig.from_preset("tiny", has_softmax=False).save_pretrained(folder)
     files = [{"name": "w_.hdf5", "bytes": 1234, "sha256": "ab" * 32}]
     found = {"origin": "someone's *ELMo*", "files": files, "arrays": 33, "equal_arrays": 32}

@@ -14,11 +14,11 @@ COUNTS = Counter(word for line in LINES for word in line.split())
 WORDS = ("--is_split_into_words", "--train_file")
 
 
-def build(output: Path, *options) -> dict:
+def build(output, *options):
     return main(["--output", str(output), *map(str, options)])
 
 
-def words_of(path: Path) -> list[str]:
+def words_of(path):
     return path.read_text("utf-8").splitlines()
 
 

@@ -21,7 +21,7 @@ from modeling_elmo.run_scripts.program.command_line import ProgramParser
 HOSTILE = "{{ 7 * 7 }} {% raw %} **bold** [link](u) <b> `code` |"
 
 
-def render(template: str, **values) -> str:
+def render(template, **values):
     return card_templates().from_string(template).render(values)
 
 

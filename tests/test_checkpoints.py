@@ -20,8 +20,8 @@ from modeling_elmo.run_scripts.pretraining.checkpoints import TRAINING_STATE, Ch
 MODEL = ("config.json", "model.safetensors", "modeling_elmo.py", "tokenizer.json", "tokenizer_config.json", "README.md")
 
 
-def writer(step: int, *others: str):
-    def write(folder: Path):
+def writer(step, *others):
+    def write(folder):
         for name in (*MODEL, *others):
             (folder / name).write_text(f"{name} of {step}")
         torch.save({"step": step, "tensor": torch.full((100,), step)}, folder / TRAINING_STATE)
@@ -29,11 +29,11 @@ def writer(step: int, *others: str):
     return write
 
 
-def names(folder: Path) -> list[str]:
+def names(folder):
     return sorted(path.name for path in folder.iterdir())
 
 
-def saved(folder: Path, *steps: int, limit: int | None = None) -> Checkpoints:
+def saved(folder, *steps, limit=None):
     checkpoints = Checkpoints(folder, limit)
     for step in steps:
         checkpoints.save(step, writer(step))

@@ -19,7 +19,7 @@ from modeling_elmo.run_scripts.fine_tuning.tasks.classification import (
 )
 
 
-def classification(**options) -> DatasetDict:
+def classification(**options):
     return read_classification(ClassificationArguments(**options))
 
 
@@ -27,7 +27,7 @@ def classification(**options) -> DatasetDict:
 def read_rows(tmp_path):
     """A function that returns the training rows of `a.jsonl`, where it has written these rows."""
 
-    def rows_read(rows: list[dict], **options) -> Dataset:
+    def rows_read(rows, **options):
         path = tmp_path / "a.jsonl"
         path.write_text("\n".join(map(json.dumps, rows)), "utf-8")
         return classification(train_file=str(path), **options)["train"]
@@ -173,7 +173,7 @@ def test_labels_that_are_missing_are_dropped_on_request(tmp_path, capsys):
     assert "train: 1 of 4 samples have a dropped label\ntest: 1 of 2 samples" in capsys.readouterr().out
 
 
-def probabilities(*logits: list[float]) -> list[np.ndarray]:
+def probabilities(*logits):
     return [np.array([row], dtype=np.float64) for row in logits]
 
 

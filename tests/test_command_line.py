@@ -36,7 +36,7 @@ ROOT = Path(__file__).parents[1]
 COMMAND = ROOT / "run_scripts" / "modeling_elmo_cli.py"
 
 
-def python(*arguments: str | Path, stdout: int = subprocess.PIPE, **environment: str) -> subprocess.CompletedProcess:
+def python(*arguments, stdout=subprocess.PIPE, **environment):
     """A Python process that finds the package in the clone."""
     inherited = {**os.environ, "PYTHONPATH": str(ROOT), **environment}
     return subprocess.run([sys.executable, *arguments], env=inherited, stdout=stdout, stderr=subprocess.PIPE, text=True)
@@ -238,12 +238,12 @@ class SecondArguments(TrainingArguments):
     learning_rate: float = field(default=0.25, metadata={"help": "Learning rate of Adam."})
 
 
-def parser() -> ProgramParser:
+def parser():
     text = "What it does.\n\n  example"
     return ProgramParser(FirstArguments, SecondArguments, prog="elmo test", description=text, epilog="More.")
 
 
-def help_of(option: str, capsys) -> str:
+def help_of(option, capsys):
     with pytest.raises(SystemExit) as ended:
         parser().parse(["--seed", "3", option])
     printed = capsys.readouterr()
@@ -326,7 +326,7 @@ def test_the_options_of_all_programs_are_in_the_list():
         pytest.fail("\n".join([f"{OPTIONS}: {advice}", *differences]), pytrace=False)
 
 
-def options_in_help(module: str, *arguments: str) -> list[str]:
+def options_in_help(module, *arguments):
     with contextlib.redirect_stdout(io.StringIO()) as stdout, pytest.raises(SystemExit):
         import_module(f"modeling_elmo.run_scripts.{module}").main([*arguments])
     return re.findall(r"^  (--\w+)", stdout.getvalue(), re.MULTILINE)

@@ -39,7 +39,7 @@ NAMES = {
 }
 
 
-def common_tests(folder: str) -> types.ModuleType:
+def common_tests(folder):
     """transformers' `tests/test_modeling_common.py`, extended with the ELMo classes."""
     package = types.ModuleType("transformers_tests")
     package.__path__ = [folder]
@@ -61,7 +61,7 @@ class CharacterModels:
     sizes = {"char_embedding_size": 4, "char_cnn_filters": [[1, 4], [2, 8]], "max_word_length": 10}
     sizes |= {"task_word_embedding_size": 5, "task_char_embedding_size": 4, "task_char_cnn_filters": [[2, 6]]}
 
-    def get_config(self) -> ELMoConfig:
+    def get_config(self):
         return ELMoConfig(
             vocab_size=30,
             projection_size=self.hidden_size // 2,

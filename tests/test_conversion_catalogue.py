@@ -5,7 +5,7 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from modeling_elmo.conversion.catalogue import PublishedCheckpoint, published_checkpoints
+from modeling_elmo.conversion.catalogue import published_checkpoints
 from modeling_elmo.run_scripts.convert_checkpoint import main
 
 ROOT = Path(__file__).parents[1]
@@ -17,7 +17,7 @@ TABLE = """\
 MANYLANGS = "size 4096/512 and the license MIT:\n\n"
 
 
-def markdown_row(row: PublishedCheckpoint) -> str:
+def markdown_row(row):
     files = ", ".join(
         f"[{name}]({address})" for name, address in zip(("weights", "options"), row.files.split(), strict=False)
     )
@@ -25,7 +25,7 @@ def markdown_row(row: PublishedCheckpoint) -> str:
     return f"| {' | '.join(cells)} |"
 
 
-def is_one_of_manylangs(row: PublishedCheckpoint) -> bool:
+def is_one_of_manylangs(row):
     """Whether the row is in the list below the table: 45 models of one page, format, size and license."""
     return row[1:6] == (
         "ELMoForManyLangs",

@@ -30,7 +30,7 @@ WEIGHTS.append("variants/one_layer/weights_inference_names.hdf5")
 def converted(tmp_path_factory):
     folders = {}
 
-    def convert(weights: str) -> Path:
+    def convert(weights):
         if weights not in folders:
             source, folder = FIXTURES / weights, tmp_path_factory.mktemp("converted")
             vocabulary = source.with_name("vocab.txt") if "word_level" in weights else None
@@ -41,13 +41,13 @@ def converted(tmp_path_factory):
     return convert
 
 
-def original(name: str = "no_clip"):
+def original(name="no_clip"):
     """Arrays and options of a variant."""
     folder = FIXTURES / "variants" / name
     return read(folder / "weights.hdf5"), read_json(folder / "options.json")
 
 
-def read(path) -> dict[str, np.ndarray]:
+def read(path):
     arrays = {}
     with h5py.File(path) as file:
         file.visititems(lambda name, item: arrays.update({name: item[()]}) if isinstance(item, h5py.Dataset) else None)
@@ -68,7 +68,7 @@ def convert_arrays(folder, arrays, options, **others):
     return convert_checkpoint(OriginalCheckpoint, weights, folder / "model", options=file, **others)
 
 
-def vectors_of_batches(folder, sentences, carry_states: bool):
+def vectors_of_batches(folder, sentences, carry_states):
     """`vectors[k][i]`, `(layers + 1, tokens, 2 * projection)`: batch i has sentence i of every list k."""
     model, tokenizer = ELMoModel.from_pretrained(folder), ELMoTokenizer.from_pretrained(folder)
     vectors, states = [[] for _ in sentences], None
@@ -84,7 +84,7 @@ def vectors_of_batches(folder, sentences, carry_states: bool):
     return vectors
 
 
-def differences(vectors, expected) -> np.ndarray:
+def differences(vectors, expected):
     """The largest difference per batch of two results of `vectors_of_batches`."""
     lists = zip(vectors, expected, strict=True)
     return np.max([[np.abs(a - b).max() for a, b in zip(*rows, strict=True)] for rows in lists], axis=0)

@@ -42,7 +42,7 @@ ODD_WORDS += ["e\u0301", "\U0001f600", "\U0010fffd", "a" * 10, "a" * 11, "extrao
 def converted(tmp_path_factory):
     folders = {}
 
-    def converted_once(source: Path) -> Path:
+    def converted_once(source):
         if source not in folders:
             folder = tmp_path_factory.mktemp("converted") / "model"
             folders[source] = convert_checkpoint(ManyLangsCheckpoint, source, folder)
@@ -55,7 +55,7 @@ def converted(tmp_path_factory):
 def convert(tmp_path):
     """A function that converts a checkpoint into the folder `model`."""
 
-    def convert_to_model(source: Path, **options) -> Path:
+    def convert_to_model(source, **options):
         return convert_checkpoint(ManyLangsCheckpoint, source, tmp_path / "model", **options)
 
     return convert_to_model
@@ -66,15 +66,15 @@ def copy(tmp_path):
     return Path(shutil.copytree(BOTH, tmp_path / "copy"))
 
 
-def change_json(path: Path, **values):
+def change_json(path, **values):
     path.write_text(json.dumps({**read_json(path), **values}))
 
 
-def sentences(source: Path) -> list[list[str]]:
+def sentences(source) -> list[list[str]]:
     return read_json(source / "sentences.json")
 
 
-def expected_ids(words: list[str], characters: dict, forms: dict, width: int):
+def expected_ids(words, characters, forms, width):
     """The ids of the original: of each word in word.dic and, where there are any, of its characters in char.dic."""
     for word in (word[: width - 2] for word in words):
         letters = [word] if word in ("<bos>", "<eos>") else word
@@ -83,7 +83,7 @@ def expected_ids(words: list[str], characters: dict, forms: dict, width: int):
         yield forms.get(word, forms["<oov>"]), row + [characters["<pad>"]] * (width - len(row))
 
 
-def check_ids(source: Path, tokenizer: ELMoTokenizer, words: list[str]):
+def check_ids(source, tokenizer, words):
     characters = read_lexicon(BOTH / "char.dic")
     forms = read_lexicon(source / "word.dic")
     encoded = tokenizer(words, **GIVEN)
@@ -154,7 +154,7 @@ def test_ordinary_words_with_the_names_of_our_special_words(copy, convert, tmp_p
     assert (back / "word.dic").read_bytes() == (copy / "word.dic").read_bytes()
 
 
-def characters_only(folder: Path, **overrides) -> Path:
+def characters_only(folder, **overrides):
     """Our folder of a model with characters of two scripts and without word vectors."""
     lexicon = {entry: index for index, entry in enumerate([*"नमस्ते", "ж", *CHARACTER_MARKERS])}
     sizes = {"projection_size": 6, "lstm_hidden_size": 6, "char_cnn_filters": [[1, 2], [2, 4]]}  # all widths are equal
@@ -317,7 +317,7 @@ def test_half_a_checkpoint(copy, convert, tmp_path, name):
 
 
 class Command:
-    def __init__(self, path: Path):
+    def __init__(self, path):
         self.path = path
 
     def __reduce__(self):

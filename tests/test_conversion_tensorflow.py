@@ -38,24 +38,24 @@ def checkpoint(tmp_path):
 def convert(tmp_path):
     """A function that converts a checkpoint into the folder `model`."""
 
-    def convert_to_model(source: Path, **options) -> Path:
+    def convert_to_model(source, **options):
         return convert_checkpoint(TensorFlowCheckpoint, source, tmp_path / "model", **options)
 
     return convert_to_model
 
 
-def read_bundle(folder: Path, step: int = 180) -> dict[str, np.ndarray]:
+def read_bundle(folder, step=180):
     """The arrays of a checkpoint by the names of its variables."""
     num_shards, entries = read_index(folder / f"model.ckpt-{step}.index")
     shards = [folder / f"model.ckpt-{step}.data-{i:05}-of-{num_shards:05}" for i in range(num_shards)]
     return {name: read_tensor(shards[entry.shard], name, entry).numpy() for name, entry in entries.items()}
 
 
-def read(kind: str) -> dict[str, np.ndarray]:
+def read(kind):
     return read_bundle(FIXTURES / kind)
 
 
-def write(folder: Path, arrays: dict[str, np.ndarray], step: int = 180, num_shards: int = 1, **options):
+def write(folder, arrays, step=180, num_shards=1, **options):
     for path in folder.glob(f"model.ckpt-{step}.*"):
         path.unlink()
     write_bundle(folder, arrays, step, num_shards)
@@ -63,7 +63,7 @@ def write(folder: Path, arrays: dict[str, np.ndarray], step: int = 180, num_shar
     (folder / "options.json").write_text(json.dumps(content | options))
 
 
-def arrays_of(folder: Path) -> dict[str, torch.Tensor]:
+def arrays_of(folder):
     model = ELMoForPreTraining.from_pretrained(folder)
     return to_original(model.state_dict(), read_original_record(folder, model.config), KEYS)
 

@@ -5,7 +5,6 @@ import math
 import random
 import re
 from collections import defaultdict
-from pathlib import Path
 from statistics import harmonic_mean
 from types import SimpleNamespace
 
@@ -21,7 +20,6 @@ from modeling_elmo.run_scripts.fine_tuning.tasks.coreference import (
     Coreference,
     CoreferenceArguments,
     CoreferenceTrainingArguments,
-    DocumentCollator,
     conll_documents,
     coreference_scores,
     document_row,
@@ -34,13 +32,13 @@ ROW = {"document": "d", "sentences": SENTENCES, "mentions": MENTIONS, "speakers"
 PAIR = [(0, "She", "(0)"), (1, "the", "(1"), (2, "old", "-"), (3, "dog", "1)")]  # a sentence
 
 
-def documents(*rows, **columns) -> DatasetDict:
+def documents(*rows, **columns):
     return DatasetDict(train=Dataset.from_list([{**ROW, **row, **columns} for row in rows or [{}]]))
 
 
 @pytest.fixture
 def task_of(monkeypatch):
-    def made(data: DatasetDict, **options) -> Coreference:
+    def made(data, **options):
         monkeypatch.setattr(Coreference, "read_data", lambda task: data)
         return Coreference(CoreferenceArguments(train_file="d.conll", **options))
 
@@ -48,7 +46,7 @@ def task_of(monkeypatch):
 
 
 @pytest.fixture(scope="module")
-def place(tmp_path_factory) -> Path:
+def place(tmp_path_factory):
     folder = tmp_path_factory.mktemp("coref")
     bilm(folder / "bilm")
     return folder
@@ -59,7 +57,7 @@ def place(tmp_path_factory) -> Path:
 BEGIN, END = "#begin document (d); part 0\n", "#end document\n"
 
 
-def documents_of(path: Path, text: str) -> list[dict]:
+def documents_of(path, text):
     return Coreference(CoreferenceArguments(train_file=str(written(path, text)))).data["train"].to_list()
 
 
@@ -67,18 +65,18 @@ def documents_of(path: Path, text: str) -> list[dict]:
 def read(tmp_path):
     """A function that returns the documents of a file in columns, without the cache of `datasets`."""
 
-    def rows_of(text: str) -> list[dict]:
+    def rows_of(text):
         return [document_row(*row) for row in conll_documents(written(tmp_path / "a.conll", text))]
 
     return rows_of
 
 
-def sentence(*cells: str) -> str:
+def sentence(*cells):
     """A sentence of the document `d` with these coreference columns."""
     return "".join(f"d\t0\t{number}\tw{number}\t{cell}\n" for number, cell in enumerate(cells)) + "\n"
 
 
-def cells_of(row: dict) -> list[list[list[str]]]:
+def cells_of(row) -> list[list[list[str]]]:
     """The brackets of each word, sorted. The inverse of reading."""
     cells = [[[] for _ in words] for words in row["sentences"]]
     for number, first, last, cluster in row["mentions"]:
@@ -166,7 +164,7 @@ def test_clusters_that_share_a_mention_are_one(read, cells, expected, again, cap
     assert f"a.conll, line 1: {again} mentions occur again. They are counted once, " in message
 
 
-def random_document(chance: random.Random) -> dict:
+def random_document(chance):
     """A document whose clusters are nested or apart, so that brackets have one meaning."""
     sizes = [chance.randint(1, 9) for _ in range(chance.randint(1, 5))]
     spans = {(number, *sorted(chance.choices(range(size), k=2))) for number, size in enumerate(sizes) for _ in range(6)}
@@ -328,7 +326,7 @@ def test_a_batch_is_a_document(side, task_of):
     assert task.config["id2label"] == {0: "bc", 1: "nw"}
 
 
-def at_epoch(collator: DocumentCollator, epoch: float, seed: int = 1, data_seed: int | None = None):
+def at_epoch(collator, epoch, seed=1, data_seed=None):
     collator.on_epoch_begin(SimpleNamespace(seed=seed, data_seed=data_seed), SimpleNamespace(epoch=epoch), None)
 
 
@@ -340,7 +338,7 @@ def test_a_training_document_is_a_window_that_differs_by_epoch(task_of):
     document = {name: column[0] for name, column in whole.items()} | {"example_number": 0}
     assert len(collator([document])["input_ids"]) == 4
 
-    def windows(epoch: float, **options) -> list[list[str]]:
+    def windows(epoch, **options) -> list[list[str]]:
         at_epoch(collator, epoch, **options)
         return [tokenizer.batch_decode(collator([row])["input_ids"]) for row in rows]
 
@@ -363,7 +361,7 @@ def test_a_training_document_is_a_window_that_differs_by_epoch(task_of):
 # Scores
 
 
-def padded(rows: list[list[list[int]]]) -> np.ndarray:
+def padded(rows: list[list[list[int]]]):
     """As Trainer pads them; one token is a marker before the words."""
     longest = max(map(len, rows))
     tokens = [[[s, a + 1, b + 1, cluster] for s, a, b, cluster in row] for row in rows]
@@ -410,12 +408,12 @@ def test_genres_of_the_training_data(task_of):
 NAMES = {"muc": "muc", "b_cubed": "b_cubed", "ceaf": "ceaf_e"}  # ours, scorch's
 
 
-def clusters(*words: str) -> list[list[tuple[int, int, int]]]:
+def clusters(*words) -> list[list[tuple[int, int, int]]]:
     """A cluster for each string: a letter is a mention."""
     return [[(0, ord(letter), ord(letter)) for letter in word] for word in words]
 
 
-def rates(scores: dict, name: str) -> tuple[float, float, float]:
+def rates(scores, name):
     return tuple(scores[f"{name}_{rate}"] for rate in ("recall", "precision", "f1"))
 
 
@@ -441,7 +439,7 @@ def test_the_example_of_pradhan():
     assert rates(found, "mention") == pytest.approx((6 / 7, 6 / 8, 4 / 5))
 
 
-def random_clusters(chance: random.Random) -> list[list[tuple[int, int, int]]]:
+def random_clusters(chance) -> list[list[tuple[int, int, int]]]:
     """Up to 14 of 16 mentions in up to 8 clusters; singletons are frequent, and there may be nothing."""
     found = defaultdict(list)
     for word in chance.sample(range(16), chance.choice([0, 1, 6, 14])):
@@ -449,7 +447,7 @@ def random_clusters(chance: random.Random) -> list[list[tuple[int, int, int]]]:
     return list(found.values())
 
 
-def together(documents: list) -> list[set]:
+def together(documents):
     return [{(number, *span) for span in cluster} for number, found in enumerate(documents) for cluster in found]
 
 
@@ -494,7 +492,7 @@ def test_a_mention_twice(wrong):
 # Options
 
 
-def training(folder: Path, **options) -> CoreferenceTrainingArguments:
+def training(folder, **options):
     return CoreferenceTrainingArguments(output_dir=str(folder), use_cpu=True, **options)
 
 
@@ -564,7 +562,7 @@ def test_cached_layers_give_the_same_clusters(place, tmp_path):
     assert file.stat().st_size == sum(len(words) + 2 for words in sentences) * 3 * 16 * 4
 
 
-def sentences_of(name: str) -> list[list[str]]:
+def sentences_of(name) -> list[list[str]]:
     """The words of each sentence, read by a plain loop."""
     blocks = (TASKS / name).read_text("utf-8").split("\n\n")
     lines = [[line for line in block.splitlines() if line and line[0] != "#"] for block in blocks]

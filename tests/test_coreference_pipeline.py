@@ -25,11 +25,11 @@ WORDS = [["Ada", "wrote", "it"], ["She", "met", "the", "man", "in", "London"], [
 
 
 @pytest.fixture(scope="module", params=["right", "left"])
-def pipe(request) -> ELMoCoreferencePipeline:
+def pipe(request):
     return make_coreference_pipeline(request.param)
 
 
-def spans_by_cluster(pipe, sentences, are_words: bool) -> list[list[tuple[int, int, int]]]:
+def spans_by_cluster(pipe, sentences, are_words) -> list[list[tuple[int, int, int]]]:
     """The clusters of the model's own output; spans count words of a sentence."""
     inputs = pipe.tokenizer(
         sentences, is_split_into_words=are_words, padding=True, padding_side="right", return_tensors="pt"
@@ -123,7 +123,7 @@ def test_genres_and_speakers():
 # Windows
 
 
-def plain_windows(lengths: list[int], max_words: int) -> list[tuple[int, int, int]]:
+def plain_windows(lengths, max_words) -> list[tuple[int, int, int]]:
     found, begin = [], 0
     while begin < len(lengths):
         first = begin

@@ -19,11 +19,11 @@ TEXT = Path(__file__).parent / "fixtures" / "text"
 ENGLISH = (TEXT / "en.txt").read_text("utf-8").splitlines()
 
 
-def corpus_of(*paths: Path, column: str = "text") -> Corpus:
+def corpus_of(*paths, column="text"):
     return Corpus.from_files(list(map(str, paths)), column)
 
 
-def texts(corpus: Corpus) -> list:
+def texts(corpus):
     return [text for _, text in corpus.sentences(shuffle_files=False)]
 
 

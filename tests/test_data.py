@@ -1,7 +1,6 @@
 """Which splits and rows the options name, when cached rows are used again, and the labels of the training data."""
 
 import os
-from pathlib import Path
 
 import pytest
 from datasets import Dataset, DatasetDict, Features, Value
@@ -22,12 +21,12 @@ from modeling_elmo.run_scripts.program.texts import TextArguments, dataset_texts
 FORMATS = {".jsonl": json_rows, ".json": json_rows}
 
 
-def save_dataset(folder: Path):
+def save_dataset(folder):
     parts = {"train": range(5), "dev": range(5, 7), "test": range(7, 8)}
     DatasetDict({name: Dataset.from_dict({"n": list(rows)}) for name, rows in parts.items()}).save_to_disk(folder)
 
 
-def rows(folder: Path, **options) -> dict:
+def rows(folder, **options):
     found = split_sources(DataArguments(dataset=str(folder), **options), {})
     return {split: [row["n"] for _, row in source.read()] for split, source in found.items()}
 
@@ -139,7 +138,7 @@ def test_cached_rows_are_used_until_file_or_code_changes(tmp_path, monkeypatch):
     assert numbers() == ([2], 3)
 
 
-def splits_of(**labels: list) -> DatasetDict:
+def splits_of(**labels):
     return DatasetDict({split: Dataset.from_dict({"tags": values}) for split, values in labels.items()})
 
 

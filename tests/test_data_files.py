@@ -7,9 +7,7 @@ import csv
 import gzip
 import io
 import json
-from collections.abc import Callable
 from pathlib import Path, PureWindowsPath
-from typing import Any
 
 import pytest
 import zstandard
@@ -57,11 +55,11 @@ CONLLU = """\
 """
 
 
-def tagged(path: Path, tags: str | None = None, word: int | None = None, comments: tuple[str, ...] = ()) -> list:
+def tagged(path, tags=None, word=None, comments=()):
     return list(column_rows(path, "tokens", tags, word, list(comments)))
 
 
-def table(path: Path, *column_names: str) -> list:
+def table(path, *column_names):
     return list(table_rows(path, list(column_names)))
 
 
@@ -166,11 +164,11 @@ def test_json(tmp_path, ending, text, location):
     assert found[1][0] == f"{path}, {location}"
 
 
-def texts(path: Path, column: str = "text") -> list:
+def texts(path, column="text"):
     return list(numbered_texts(path, column))
 
 
-def rows(path: Path) -> list:
+def rows(path):
     return list(json_rows(path))
 
 
@@ -222,37 +220,37 @@ def test_files_that_are_refused(tmp_path, name, content, read, message):
         read(path)
 
 
-def corpus(path: Path) -> list:
+def corpus(path):
     return list(Corpus.from_files([str(path)]).texts())
 
 
-def embedded(path: Path) -> list:
+def embedded(path):
     lines, _ = open_lines(TextArguments(), [str(path)], False, "word")
     return [line.words for line in lines()]
 
 
-def groups(path: Path) -> list:
+def groups(path):
     return list(grouped_sentences([str(path)], "year" if path.suffix in (".tsv", ".jsonl") else "file", "text"))
 
 
-def task(name: str) -> Callable[[Path], list]:
+def task(name):
     kind = task_class(name)
     return lambda path: kind(kind.arguments_class(train_file=str(path))).data["train"].to_list()
 
 
-def senses(path: Path) -> list:
+def senses(path):
     keys = path.with_name("a.gold.key.txt")
     keys.write_text("1 play%1\n2 play%2\n", "utf-8")
     return list(read_annotated(path).instances)
 
 
-def keys(path: Path) -> list:
+def keys(path):
     text = path.with_name("a.data.xml")
     text.write_text(SENSES, "utf-8")
     return list(read_annotated(text).instances)
 
 
-def word_vectors(path: Path) -> list:
+def word_vectors(path):
     words, vectors = read_word_vectors(path)
     return [words, vectors.tolist()]
 
@@ -344,7 +342,7 @@ def test_a_carriage_return_beside_line_feeds_is_a_character(tmp_path):
 QUOTED_ROWS = [['He said "good film" .', "1"], ["bad film", "0"], ['"great" play', "1"]]
 
 
-def as_csv(rows: list, **options: Any) -> str:
+def as_csv(rows, **options):
     file = io.StringIO()
     csv.writer(file, delimiter="\t", lineterminator="\n", **options).writerows(rows)
     return file.getvalue()

@@ -33,11 +33,11 @@ LEXICON = {"<bos>": 17679, "<eos>": 17680, "<oov>": 17681, "<pad>": 17682, "<bow
 LEXICON |= {"발": 217, "없": 186, "는": 31, "말": 134, "이": 53, "천": 419, "리": 40, "간": 65, "다": 92}
 
 
-def table(alphabet=None, max_word_length: int = 50, **options) -> WordTable:
+def table(alphabet=None, max_word_length=50, **options):
     return WordTable(alphabet or Utf8Alphabet(), lambda word: 3, max_word_length, **options)
 
 
-def encode(words: WordTable, *texts: str) -> list[list[int]]:
+def encode(words, *texts) -> list[list[int]]:
     return words.character_ids(words.rows(texts)).tolist()
 
 
@@ -140,7 +140,7 @@ def test_bad_lexicons(lexicon, message):
         LexiconAlphabet(lexicon)
 
 
-def write(folder, text: str | bytes):
+def write(folder, text):
     path = folder / "vocabulary.txt"
     path.write_bytes(text if isinstance(text, bytes) else text.encode())
     return path
@@ -189,7 +189,7 @@ GIVEN = {"is_split_into_words": True}
 
 
 @pytest.fixture(scope="module")
-def tokenizer() -> ELMoTokenizer:
+def tokenizer():
     return ELMoTokenizer(vocab=["<S>", "</S>", "<UNK>", "the"])
 
 

@@ -23,11 +23,11 @@ PIECES += ["--", "a", "The", "dogs'", "'tis", "cannot", "밥", "é", "e\u0301", 
 SENTENCES = st.lists(st.sampled_from(PIECES)).map("".join)
 
 
-def lines(name: str) -> list[str]:
+def lines(name):
     return (TEXT / name).read_text("utf-8").splitlines()
 
 
-def words(pre_tokenization: str, text: str) -> list[str]:
+def words(pre_tokenization, text):
     return TextSplitter(pre_tokenization).words(text)
 
 
@@ -78,7 +78,7 @@ def test_treebank_equals_nltk_but_for_hyphens_and_quotes():
 def test_treebank_splits_typographic_signs_as_those_of_ascii(name):
     signs = {"--": "\u2014", "...": "\u2026", "'": "\u2019", '"': "\u201d"}
 
-    def typographic(text: str) -> str:
+    def typographic(text):
         for ascii_sign, sign in signs.items():
             text = text.replace(ascii_sign, sign)
         return text

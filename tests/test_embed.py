@@ -6,7 +6,6 @@ import glob
 import json
 import os
 import shutil
-import subprocess
 import sys
 import time
 from contextlib import suppress
@@ -54,17 +53,17 @@ WORDS = [line.split() for line in LINES]
 PROTEINS = ROOT / "tests" / "fixtures" / "proteins" / "proteins.fasta"
 
 
-def tiny(**options) -> ELMoConfig:
+def tiny(**options):
     filters = [[1, 4], [2, 8]]
     return ELMoConfig(char_cnn_filters=filters, projection_size=DIM // 2, lstm_hidden_size=10, **options)
 
 
-def save_model(folder: Path, model) -> Path:
+def save_model(folder, model):
     return save(folder, model, ELMoTokenizer(pre_tokenization="moses"))
 
 
 @pytest.fixture(scope="module")
-def model_dir(tmp_path_factory) -> Path:
+def model_dir(tmp_path_factory):
     torch.manual_seed(0)
     model = ELMoModel(tiny())
     with torch.no_grad():
@@ -83,7 +82,7 @@ def alone(loaded):
     return partial(vectors_alone, *loaded)
 
 
-def write_lines(path: Path, lines: list[str]) -> Path:
+def write_lines(path, lines):
     path.write_text("".join(line + "\n" for line in lines), encoding="utf-8", newline="")
     return path
 
@@ -92,7 +91,7 @@ def write_lines(path: Path, lines: list[str]) -> Path:
 def embedded(model_dir, tmp_path):
     """A function that runs the program, by default on LINES, and returns the output file."""
 
-    def run(output: Path | str = "v.hdf5", model: Path | str = model_dir, **options) -> Path:
+    def run(output="v.hdf5", model=model_dir, **options):
         if "dataset" not in options:
             options.setdefault("input", write_lines(tmp_path / "corpus.txt", LINES))
         return embed.main(arguments_of({"model": model, "output": tmp_path / output, **options}))
@@ -101,12 +100,12 @@ def embedded(model_dir, tmp_path):
 
 
 @torch.no_grad()
-def vectors_alone(model, tokenizer, sentences: list, layers: str = "all", pooling: str = "none") -> list[np.ndarray]:
+def vectors_alone(model, tokenizer, sentences, layers="all", pooling="none"):
     """The reference: the model called on each sentence by itself, its words or its text."""
     return [pooled(layer_of(model, tokenizer, each, layers), pooling) for each in sentences]
 
 
-def layer_of(model, tokenizer, sentence: list[str] | str, layers: str) -> np.ndarray:
+def layer_of(model, tokenizer, sentence, layers):
     given = {"is_split_into_words": not isinstance(sentence, str)}
     output = model(**tokenizer([sentence], return_tensors="pt", **given))
     stack = np.stack([layer[0, 1:-1].numpy() for layer in output.hidden_states])
@@ -120,7 +119,7 @@ def layer_of(model, tokenizer, sentence: list[str] | str, layers: str) -> np.nda
     }[layers]
 
 
-def pooled(vectors: np.ndarray, pooling: str) -> np.ndarray:
+def pooled(vectors, pooling):
     if pooling == "none":
         return vectors
     if not vectors.shape[-2]:
@@ -128,11 +127,11 @@ def pooled(vectors: np.ndarray, pooling: str) -> np.ndarray:
     return vectors.mean(-2) if pooling == "mean" else vectors.max(-2)
 
 
-def read_table(path: Path) -> datasets.Dataset:
+def read_table(path):
     return datasets.load_dataset("parquet", data_files=str(path), split="train", cache_dir=str(path.parent))
 
 
-def read(path: Path) -> list[np.ndarray]:
+def read(path):
     """The vectors of each line, as a user would read them."""
     if path.suffix == ".parquet":
         return [np.array(row) if row else row for row in read_table(path)["vectors"]]
@@ -144,7 +143,7 @@ def read(path: Path) -> list[np.ndarray]:
         return [file[name][:] for name in names]
 
 
-def assert_close(found: list, expected: list[np.ndarray], tolerance: float = TOLERANCE):
+def assert_close(found, expected, tolerance=TOLERANCE):
     assert len(found) == len(expected)
     for number, (one, other) in enumerate(zip(found, expected, strict=True)):
         if other.size:
@@ -325,13 +324,13 @@ def test_sentences_may_be_texts_or_words(loaded, alone):
 
 
 @pytest.fixture
-def long_corpus(tmp_path) -> Path:
+def long_corpus(tmp_path):
     random = np.random.default_rng(0)
     lines = [" ".join(f"w{n}" for n in random.integers(0, 300, random.integers(0, 25))) for _ in range(300)]
     return write_lines(tmp_path / "long.txt", lines)
 
 
-def count_lines(monkeypatch) -> list[str]:
+def count_lines(monkeypatch):
     """Returns a list that receives the text of each line that is embedded from now on."""
     seen, embed_block = [], embed.embed_block
 
@@ -366,7 +365,7 @@ def test_an_interruption_while_the_parts_are_removed(embedded, tmp_path, monkeyp
 
 
 @pytest.fixture
-def interrupted(embedded, tmp_path, monkeypatch) -> Path:
+def interrupted(embedded, tmp_path, monkeypatch):
     """The output file of a run that was interrupted after two parts."""
     save, calls = outputs.PartsFolder.save, count()
     with monkeypatch.context() as patch, pytest.raises(ZeroDivisionError):
@@ -454,17 +453,17 @@ def test_a_full_disk(embedded, interrupted, monkeypatch):
 MODULE = ("-m", "modeling_elmo.run_scripts.embed")
 
 
-def num_parts(output: Path) -> int:
+def num_parts(output):
     """`Path.glob` would raise where the folder goes away meanwhile."""
     return len(glob.glob("*.npz", root_dir=f"{output}.parts"))
 
 
 @pytest.fixture
-def of_one_process(embedded, long_corpus) -> bytes:
+def of_one_process(embedded, long_corpus):
     return embedded("one.hdf5", input=long_corpus, batch_tokens=32).read_bytes()
 
 
-def with_children(launchers: list[subprocess.Popen]) -> list[psutil.Process]:
+def with_children(launchers):
     """The launchers that still run, and their processes."""
     found = []
     for each in launchers:
@@ -637,7 +636,7 @@ def test_missing_extras_are_named(embedded, monkeypatch):
 # States that run on
 
 
-def one_after_the_other(loaded, sentences: list[list[str]]) -> list[np.ndarray]:
+def one_after_the_other(loaded, sentences: list[list[str]]):
     """All layers of each sentence, where both directions read the sentences as one text, without states.
 
     The backward direction reads the last word of the next sentence after the first word of the one before.
@@ -658,7 +657,7 @@ STREAM = ["one two", "a b c d", "", "x", "the play was staged", "they play", "y 
 
 
 @pytest.fixture
-def stream(tmp_path) -> Path:
+def stream(tmp_path):
     return write_lines(tmp_path / "stream.txt", STREAM)
 
 

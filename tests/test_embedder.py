@@ -33,19 +33,19 @@ print(data.map(Embedder(sys.argv[1]), batched=True, num_proc=2, batch_size=100).
 
 
 @pytest.fixture(scope="module")
-def model_dir(tmp_path_factory) -> Path:
+def model_dir(tmp_path_factory):
     return bilm(tmp_path_factory.mktemp("models") / "elmo-tiny", pre_tokenization="moses")
 
 
 @torch.no_grad()
-def layers_of(model_dir: Path, words: list[str] | str) -> np.ndarray:
+def layers_of(model_dir, words):
     """The reference: the model called on one row. Shape: `(layers, tokens, dim)`."""
     model, tokenizer = ELMoModel.from_pretrained(model_dir).eval(), ELMoTokenizer.from_pretrained(model_dir)
     inputs = tokenizer([words], is_split_into_words=not isinstance(words, str), return_tensors="pt")
     return torch.stack(model(**inputs).hidden_states)[:, 0, 1:-1].numpy()
 
 
-def assert_vectors(rows, model_dir: Path, layers: str):
+def assert_vectors(rows, model_dir, layers):
     for row in rows:
         expected = layers_of(model_dir, row["text"])
         expected = expected if layers == "all" else expected.mean(0)

@@ -47,26 +47,26 @@ def no_figures():
 
 
 @pytest.fixture
-def trainers(monkeypatch) -> list[TaskTrainer]:
+def trainers(monkeypatch):
     """The trainers that are made during a test."""
     made = []
     monkeypatch.setattr(head_module, "TaskTrainer", trainer_with(made.append))
     return made
 
 
-def stop_in(monkeypatch, event: str, number: int = 1):
+def stop_in(monkeypatch, event, number=1):
     monkeypatch.setattr(head_module, "TaskTrainer", stopping_trainer(event, number))
 
 
 @pytest.fixture
-def hub(monkeypatch) -> MagicMock:
+def hub(monkeypatch):
     """A mock of the class `HfApi`."""
     monkeypatch.setattr(publishing, "HfApi", MagicMock())
     return publishing.HfApi
 
 
 @pytest.fixture(scope="module")
-def place(tmp_path_factory) -> Path:
+def place(tmp_path_factory):
     """A folder with a biLM and data."""
     folder = tmp_path_factory.mktemp("place")
     bilm(folder / "bilm")
@@ -81,7 +81,7 @@ def train(place):
 
 
 @pytest.fixture(scope="module")
-def finished(place, train) -> Path:
+def finished(place, train):
     """A finished experiment: two arms with two seeds. Tests must not change it."""
     train(place / "experiment", **PAIRS)
     return place / "experiment"
@@ -91,16 +91,16 @@ PAIRS = {"compare_baseline": True, "seeds": 2}
 MEMBERS = [f"{arm}/seed-{seed}" for seed in (42, 43) for arm in ("baseline", "elmo")]
 
 
-def records_in(folder: Path, members=MEMBERS) -> list[dict]:
+def records_in(folder, members=MEMBERS):
     return [read_json(folder / member / "record.json") for member in members]
 
 
-def scores_of(folder: Path, arm: str, split: str = "test") -> list[float]:
+def scores_of(folder, arm, split="test"):
     members = [member for member in MEMBERS if member.startswith(arm)]
     return [record["metrics"][split]["f1"] for record in records_in(folder, members)]
 
 
-def assert_same_record(record: dict, folder: Path):
+def assert_same_record(record, folder):
     """Compares a record with the one in a folder, without their times and settings."""
     known = read_json(folder / "record.json")
     different = {"seconds": None, "settings": None}
@@ -438,7 +438,7 @@ def test_all_members_share_a_file(train, cached, monkeypatch, trainers):
 # Ensembles. Those of other tasks are in their test files.
 
 
-def probabilities(folder: Path, sentences: list[list[str]]) -> list[np.ndarray]:
+def probabilities(folder, sentences: list[list[str]]):
     """The probabilities of each word's labels, one sentence at a time."""
     model, tokenizer = ELMoForTokenClassification.from_pretrained(folder).eval(), ELMoTokenizer.from_pretrained(folder)
     with torch.no_grad():

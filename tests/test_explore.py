@@ -56,7 +56,7 @@ HEADS = {
 
 
 @pytest.fixture(scope="module")
-def english() -> readings.OpenModel:
+def english():
     return readings.open_model(ENGLISH)
 
 
@@ -71,14 +71,14 @@ def page():
 
 
 @pytest.fixture(scope="module")
-def corpus(tmp_path_factory) -> str:
+def corpus(tmp_path_factory):
     file = tmp_path_factory.mktemp("corpus") / "play.txt"
     file.write_text("".join(PLAY.read_text("utf-8").splitlines(keepends=True)[:25]), "utf-8")
     return str(file)
 
 
 @pytest.fixture(scope="module")
-def head_folders(tmp_path_factory) -> dict[str, str]:
+def head_folders(tmp_path_factory):
     """Small random heads of every task."""
     root = tmp_path_factory.mktemp("heads")
     tokenizer = ELMoTokenizer(vocab=["<S>", "</S>", "<UNK>"])
@@ -92,7 +92,7 @@ def head_folders(tmp_path_factory) -> dict[str, str]:
 
 
 @torch.no_grad()
-def layers_of(model, tokenizer, text: str | list[str]) -> torch.Tensor:
+def layers_of(model, tokenizer, text):
     """Shape: `(layers, words, dim)`, of a text by itself."""
     given = {"is_split_into_words": not isinstance(text, str)}
     output = getattr(model, "elmo", model)(**tokenizer([text], return_tensors="pt", **given))
@@ -165,7 +165,7 @@ def test_expectations_are_those_of_the_softmax(english, plain_english):
 # What heads find, against their pipelines
 
 
-def opened_head(folder: str):
+def opened_head(folder):
     opened = readings.open_model(folder)
     return opened, pipeline(opened.task, opened.model, tokenizer=opened.tokenizer)
 
@@ -300,7 +300,7 @@ def test_the_page_answers_as_the_readings(served, page, english, corpus):
     assert f"{bits:.1f} bits given the words before" in client.predict("They play chess.", api_name="/expectations")
 
 
-def tabs_of(page) -> list[str]:
+def tabs_of(page):
     return [each.label for each in page.blocks.values() if type(each).__name__ == "Tab"]
 
 

@@ -63,20 +63,20 @@ def tab(address, browser):
     page.close()
 
 
-def visible(tab, selector: str):
+def visible(tab, selector):
     return tab.locator(selector).locator("visible=true")
 
 
-def shown(tab, selector: str) -> list[str]:
+def shown(tab, selector):
     return visible(tab, selector).all_inner_texts()
 
 
-def ask(tab, text: str):
+def ask(tab, text):
     visible(tab, "textarea").first.fill(text)
     visible(tab, "button:text-is('Look')").click()
 
 
-def drawn_points(tab, numbers: list[int]):
+def drawn_points(tab, numbers):
     """Waits until each model has a sentence with its number of uses, and a map with as many points."""
     for number in numbers:
         tab.wait_for_selector(f".elmo-note:has-text('Uses of the word: {number};')")

@@ -58,13 +58,13 @@ torch.save(model(**torch.load(inputs)), outputs)
 )
 
 
-def arguments(folder: Path, output: Path, **options) -> list[str]:
+def arguments(folder, output, **options):
     options = {"model": folder, "output_dir": output, **options}
     return [str(item) for name, value in options.items() for item in (f"--{name}", value)]
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory) -> Path:
+def folder(tmp_path_factory):
     """AllenNLP's tiny biLM, with a vocabulary cache of one word, which is not exported."""
     folder = tmp_path_factory.mktemp("model") / "elmo"
     convert_checkpoint(OriginalCheckpoint, ALLENNLP / "lm_weights.hdf5", folder, options=ALLENNLP / "options.json")
@@ -75,11 +75,11 @@ def folder(tmp_path_factory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def onnx_folder(folder) -> Path:
+def onnx_folder(folder):
     return export.main(arguments(folder, folder.with_name("onnx")))
 
 
-def check_outputs(found: dict, model: ELMoModel, inputs: dict, atol: float):
+def check_outputs(found, model, inputs, atol):
     with torch.no_grad():
         expected = model(**inputs)
     torch.testing.assert_close(found["elmo_embeddings"], expected.elmo_embeddings, rtol=0, atol=atol)
@@ -184,7 +184,7 @@ def test_example_spells_as_the_tokenizer(onnx_folder, plain_signs):
         np.testing.assert_array_equal(array, encoding[name])
 
 
-def save(folder: Path, model) -> Path:
+def save(folder, model):
     model.save_pretrained(folder)
     ELMoTokenizer(vocab=["<S>", "</S>", "<UNK>", "play"]).save_pretrained(folder)
     return folder

@@ -5,7 +5,7 @@ import torch
 from bilm_models import tiny_model
 
 
-def inputs_of(rows: int, words: int) -> dict:
+def inputs_of(rows, words):
     """States, and words with a mask of any pattern. The first row is full and the last, if there are more, is empty."""
     generator = torch.Generator().manual_seed(rows * 100 + words)
     mask = torch.rand(rows, words, generator=generator) < 0.6

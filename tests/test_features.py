@@ -20,38 +20,38 @@ WORDS = [words for words, _ in sentences_of(TASKS / "wnut17_train.conll")[:12]]
 
 
 @pytest.fixture(scope="module")
-def base(tmp_path_factory) -> Path:
+def base(tmp_path_factory):
     return bilm(tmp_path_factory.mktemp("base") / "bilm")
 
 
 @pytest.fixture(scope="module")
-def model(base) -> ELMoModel:
+def model(base):
     return ELMoModel.from_pretrained(base).eval()
 
 
 @pytest.fixture
-def tokenizer(base) -> ELMoTokenizer:
+def tokenizer(base):
     return ELMoTokenizer.from_pretrained(base)
 
 
-def encodings(tokenizer: ELMoTokenizer, words: list[list[str]] = WORDS) -> Dataset:
+def encodings(tokenizer, words: list[list[str]] = WORDS):
     inputs = tokenizer(words, is_split_into_words=True)
     labels = [[-100, *range(len(sentence)), -100] for sentence in words]
     columns = {name: [row.tolist() if isinstance(row, np.ndarray) else row for row in inputs[name]] for name in inputs}
     return Dataset.from_dict({**columns, "labels": labels, "text_number": list(range(len(words)))})
 
 
-def stored(folder: Path, model: ELMoModel, tokenizer: ELMoTokenizer, words=WORDS, **options) -> FeatureStore:
+def stored(folder, model, tokenizer, words=WORDS, **options):
     collate = DataCollatorForTokenClassification(tokenizer)
     return feature_store(folder, model, encodings(tokenizer, words), collate, **options)
 
 
-def assert_layers(store: FeatureStore, number: int, expected: torch.Tensor):
+def assert_layers(store, number, expected):
     np.testing.assert_allclose(store[number], expected, rtol=1e-5, atol=1e-6)
 
 
 @torch.no_grad()
-def layers_alone(model: ELMoModel, tokenizer: ELMoTokenizer, *texts: list[str]) -> torch.Tensor:
+def layers_alone(model, tokenizer, *texts):
     """Layers of one row, computed in a batch of its own. Shape: `(tokens, layers, width)`."""
     inputs = tokenizer(*([text] for text in texts), is_split_into_words=True, return_tensors="pt")
     return torch.stack(model(**inputs).hidden_states, dim=2)[0]

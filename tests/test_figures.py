@@ -68,10 +68,10 @@ def figures(monkeypatch):
     return drawn
 
 
-def described(axis) -> list[str]:
+def described(axis):
     """What a panel shows, a line each: its texts, scales and marks with their places; not matplotlib's own ticks."""
 
-    def rounded(places) -> list:
+    def rounded(places):
         return np.asarray(places, dtype=float).round(4).tolist()
 
     ticks = [label.get_text() for label in (*axis.get_xticklabels(), *axis.get_yticklabels())]

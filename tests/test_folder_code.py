@@ -24,16 +24,16 @@ OF_TOKENIZER = {"elmo_characters.py", "elmo_pretokenization.py"}
 
 
 @pytest.fixture
-def folder(tmp_path) -> Path:
+def folder(tmp_path):
     shutil.unpack_archive(ARCHIVE, tmp_path / "reader")
     return tmp_path / "reader"
 
 
-def code_in(folder: Path) -> set[str]:
+def code_in(folder):
     return {path.name for path in folder.glob("*.py")}
 
 
-def starts_of(model, tokenizer) -> torch.Tensor:
+def starts_of(model, tokenizer):
     with torch.no_grad():
         logits = model.eval()(**tokenizer(QUESTION, CONTEXT, return_tensors="pt")).start_logits[0]
     return logits[logits > -1e3]

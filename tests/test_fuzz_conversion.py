@@ -32,14 +32,14 @@ changes = st.lists(
 values = st.tuples(st.lists(st.integers(0, 20), min_size=1, max_size=4), st.sampled_from(VALUES))
 
 
-def changed_bytes(content: bytes, replaced: list[tuple[int, bytes, int]]) -> bytes:
+def changed_bytes(content, replaced: list[tuple[int, bytes, int]]):
     for start, new, more in replaced:
         start %= len(content)
         content = content[:start] + new + content[start + len(new) + more :]
     return content
 
 
-def changed_value(content: bytes, replaced: tuple[list[int], Any]) -> bytes:
+def changed_value(content, replaced: tuple[list[int], Any]):
     """A value of any depth of a JSON object is replaced."""
     path, value = replaced
     section = root = json.loads(content)
@@ -52,7 +52,7 @@ def changed_value(content: bytes, replaced: tuple[list[int], Any]) -> bytes:
     return json.dumps(root).encode()
 
 
-def arrays_in(source: str, folder: Path) -> dict[str, np.ndarray]:
+def arrays_in(source, folder):
     """The arrays of a checkpoint as other libraries read them; TensorFlow's are what they were before the damage."""
     if source == MANYLANGS:
         parts = {part: torch.load(folder / name, weights_only=True) for part, name in PICKLES.items()}
@@ -65,7 +65,7 @@ def arrays_in(source: str, folder: Path) -> dict[str, np.ndarray]:
     return found
 
 
-def check(source: str, folder: Path, scratch: Path) -> str:
+def check(source, folder, scratch):
     try:
         found = FORMATS[source].find(scratch, folder)
         model, tokenizer, record = found.load("whitespace")
@@ -83,7 +83,7 @@ def check(source: str, folder: Path, scratch: Path) -> str:
 
 
 @pytest.fixture
-def copy(request, tmp_path) -> Path:
+def copy(request, tmp_path):
     ignored = shutil.ignore_patterns("expected.*", "sentences.json", "text.txt", "dumped_weights.hdf5")
     shutil.copytree(FIXTURES / request.getfixturevalue("source"), tmp_path / "copy", ignore=ignored)
     return tmp_path / "copy"

@@ -8,9 +8,7 @@ import gzip
 import json
 import re
 import zlib
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -42,7 +40,7 @@ fuzz = settings(
 )
 
 
-def answer_of(function: Callable, *args: Any, source: str = "") -> Any:
+def answer_of(function, *args, source=""):
     """What a function of ours returns, or `REFUSED` after an error with `source` in its message."""
     try:
         return function(*args)
@@ -53,7 +51,7 @@ def answer_of(function: Callable, *args: Any, source: str = "") -> Any:
 
 
 @st.composite
-def damaged(draw, data: bytes) -> bytes:
+def damaged(draw, data):
     """The data after up to two accidents: bytes are cut off, lost, repeated, replaced or inserted."""
     for _ in range(draw(st.integers(0, 2))):
         start = draw(st.integers(0, len(data)))
@@ -64,7 +62,7 @@ def damaged(draw, data: bytes) -> bytes:
 
 
 @st.composite
-def changed(draw, content: Any) -> Any:
+def changed(draw, content):
     """JSON content with one value replaced or removed, at any depth."""
     part = content = json.loads(json.dumps(content))
     while True:
@@ -82,7 +80,7 @@ def changed(draw, content: Any) -> Any:
 # Texts
 
 
-def lines_of(data: bytes, suffix: str) -> Any:
+def lines_of(data, suffix):
     """The lines by definition: of the whole content at once."""
     try:
         if suffix and not data:
@@ -113,7 +111,7 @@ def test_lines(tmp_path, suffix):
 
     @fuzz
     @given(damaged(text).map(pack) | damaged(pack(text)))
-    def check(data: bytes):
+    def check(data):
         path.write_bytes(data)
         found = answer_of(lambda: list(numbered_lines(path)), source=str(path))
         assert found == lines_of(data, suffix)
@@ -151,7 +149,7 @@ def test_data_files(tmp_path, name):
 
     @fuzz
     @given(damaged(content.encode()))
-    def check(data: bytes):
+    def check(data):
         path.write_bytes(data)
         answer_of(lambda: list(read(path)), source=str(path))
 
@@ -196,7 +194,7 @@ def test_documents(row):
 # Vocabularies and tokenizers
 
 
-def ids_of_vocabulary(data: bytes) -> Any:
+def ids_of_vocabulary(data):
     try:
         text = data.decode("utf-8-sig")
     except UnicodeDecodeError:
@@ -216,7 +214,7 @@ def test_vocabularies(tmp_path):
 
     @fuzz
     @given(st.permutations([*SPECIAL[1:], *WORDS, "!!!MAXTERMID"]).map("\n".join).map(str.encode).flatmap(damaged))
-    def check(data: bytes):
+    def check(data):
         path.write_bytes(data)
         found = answer_of(lambda: ELMoTokenizer(vocab_file=path).get_vocab(), source=str(path))
         assert found == ids_of_vocabulary(data)
@@ -239,7 +237,7 @@ def test_tokenizer_files(tmp_path, options):
     one = values.map(lambda pair: {"tokenizer_config.json": json.dumps({**config, pair[0]: pair[1]}).encode()})
     other = damaged(saved["tokenizer.json"]) | changed(content).map(json.dumps).map(str.encode)
 
-    def read_back() -> list[int]:
+    def read_back():
         tokenizer = ELMoTokenizer.from_pretrained(tmp_path)
         encoded = tokenizer([["the", "of", "Zz", "the"]], is_split_into_words=True, return_tensors="np")
         assert encoded["character_ids"].shape == (1, 6, tokenizer.max_word_length)
@@ -247,7 +245,7 @@ def test_tokenizer_files(tmp_path, options):
 
     @fuzz
     @given(one | other.map(lambda data: {"tokenizer.json": data}))
-    def check(files: dict[str, bytes]):
+    def check(files):
         for name, data in (saved | files).items():
             (tmp_path / name).write_bytes(data)
         if (found := answer_of(read_back)) is not REFUSED:
@@ -300,7 +298,7 @@ MODELS = {
 }
 
 
-def spoiled(tensor: torch.Tensor, kind: str, draw: Callable) -> Any:
+def spoiled(tensor, kind, draw):
     """A tensor of another dtype, shape or kind, or with another value."""
     if kind == "dtype":
         return tensor.to(draw([*INTEGERS, torch.bool, torch.float32, torch.complex64, torch.uint16]))
@@ -325,7 +323,7 @@ def test_batches(name):
     keys = ("loss", "logits", "start_logits", "mention_scores", "hidden_states", "final_states")
 
     @torch.no_grad()
-    def run(batch: dict[str, Any]) -> torch.Tensor:
+    def run(batch):
         output = model(**batch)
         found = next(output[key] for key in keys if key in output)
         return found if isinstance(found, torch.Tensor) else found[-1]
@@ -334,7 +332,7 @@ def test_batches(name):
 
     @fuzz
     @given(st.data(), st.sampled_from([*batch]), st.sampled_from(["dtype", "dtype", "shape", "value", "kind"]))
-    def check(data: Any, changed: str, kind: str):
+    def check(data, changed, kind):
         other = spoiled(batch[changed], kind, lambda values: data.draw(st.sampled_from(values)))
         found = answer_of(run, {**batch, changed: other})
         if found is not REFUSED:

@@ -2,7 +2,6 @@
 
 import json
 from collections import Counter
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -21,7 +20,6 @@ from modeling_elmo.run_scripts.fine_tuning.head import (
     task_model,
     task_tokenizer,
 )
-from modeling_elmo.run_scripts.fine_tuning.task import Task
 from modeling_elmo.run_scripts.fine_tuning.tasks.tagging import Tagging, TaggingArguments
 from modeling_elmo.run_scripts.vectors.word_vectors import WordVectors, read_word_vectors
 
@@ -29,27 +27,27 @@ SPECIAL = ["<PAD>", "<S>", "</S>", "<UNK>"]
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory) -> Path:
+def folder(tmp_path_factory):
     return bilm(tmp_path_factory.mktemp("base") / "bilm")
 
 
 @pytest.fixture(scope="module")
-def task() -> Task:
+def task():
     return Tagging(TaggingArguments(**WNUT17))
 
 
 @pytest.fixture(scope="module")
-def vectors(tmp_path_factory) -> WordVectors:
+def vectors(tmp_path_factory):
     path = tmp_path_factory.mktemp("vectors") / "vectors.txt"
     path.write_text("the 1 2 3\nchicago 4 5 6\ntonight -1 0 1\n", "utf-8")
     return read_word_vectors(path)
 
 
-def head(folder: Path, **options) -> HeadArguments:
+def head(folder, **options):
     return HeadArguments(**{"model_name_or_path": str(folder), "config_overrides": json.dumps(HEAD)} | options)
 
 
-def words_of(tokenizer: ELMoTokenizer) -> list[str]:
+def words_of(tokenizer):
     return tokenizer.convert_ids_to_tokens(range(len(tokenizer)))
 
 
@@ -117,7 +115,7 @@ def test_words_with_a_vector_have_ids(folder, task, vectors):
 # The model
 
 
-def model_of(task: Task, arguments: HeadArguments, vectors: WordVectors | None = None, seed: int = 0, **overrides):
+def model_of(task, arguments, vectors=None, seed=0, **overrides):
     tokenizer = task_tokenizer(task, arguments, task.data["train"], vectors)
     return task_model(task, arguments, tokenizer, vectors, seed, **overrides), tokenizer
 

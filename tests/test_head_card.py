@@ -3,8 +3,6 @@
 Tests of the programs that fine-tune read the cards of real runs.
 """
 
-from pathlib import Path
-
 import pytest
 from golden import check_golden
 from huggingface_hub import ModelCard
@@ -27,14 +25,14 @@ RECORD = {
 }
 
 
-def written(folder: Path, labels=("O", "B-x"), head="ELMoForTokenClassification", config=None, **changes) -> str:
+def written(folder, labels=("O", "B-x"), head="ELMoForTokenClassification", config=None, **changes):
     config = ELMoConfig.from_preset("tiny", id2label=dict(enumerate(labels)), **(config or {}))
     config.architectures = [head]
     config.save_pretrained(folder)
     return write_head_card(folder, "someone/tagger", RECORD | changes).read_text("utf-8")
 
 
-def tagger(folder: Path) -> str:
+def tagger(folder):
     """Labels that are special in Markdown, and facts of the author."""
     (folder / "statement.md").write_text("From *novels*.", "utf-8")
     write_card_facts(folder, CardArguments(data_statement=str(folder / "statement.md")))
@@ -42,24 +40,24 @@ def tagger(folder: Path) -> str:
     return written(folder, labels, config={"elmo_placement": "both"}, base_model="someone/elmo", dataset="someone/text")
 
 
-def linear_tagger(folder: Path) -> str:
+def linear_tagger(folder):
     """The best of three runs on the test data, whose biLM and fixed layers were trained too."""
     config = {"head": "linear", "freeze_bilm": False, "elmo_placement": "input", "scalar_mix_mode": "average"}
     return written(folder, config=config, metrics={"test": {"f1": 0.25}}, best_of=3, best_on="test")
 
 
-def classifier_of_pairs(folder: Path) -> str:
+def classifier_of_pairs(folder):
     """A kind of score may be of one split only."""
     metrics = {"validation": {"f1": 0.5, "verb_f1": 0.4}, "test": {"f1": 0.25, "noun_f1": 0.125}}
     changes = {"columns": ["text", "text_pair", "label"], "metrics": metrics, "best_of": 3, "best_on": "validation"}
     return written(folder, head="ELMoForSequenceClassification", config={"classifier": "esim"}, **changes)
 
 
-def baseline_reader(folder: Path) -> str:
+def baseline_reader(folder):
     return written(folder, head="ELMoForQuestionAnswering", config={"use_elmo": False}, layer_weights={})
 
 
-def role_labeller(folder: Path) -> str:
+def role_labeller(folder):
     """The Hub has no tag of the pipeline's name."""
     scores = {"f1": 0.5, "predicate_f1": 0.75, "per_type": {}}
     labels = ["O", "B-ARG0", "B-C-ARG0", "B-V", "I-ARG0"]

@@ -9,7 +9,6 @@ import re
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -29,7 +28,7 @@ pytestmark = pytest.mark.slow  # starts a fresh interpreter with torch
 class Worker:
     """Calls the functions of `hub_worker.py` in another process, whose caches and log are in `home`."""
 
-    def __init__(self, hub: Hub, home: Path, python: Path | str, *modules: str, **environment: str):
+    def __init__(self, hub, home, python, *modules, **environment):
         home.mkdir()
         self.home, self.log = home, home / "log.txt"
         inherited = {name: os.environ[name] for name in os.environ if not name.startswith(("PYTHON", "HF_", "HUGGING"))}
@@ -39,18 +38,18 @@ class Worker:
             pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": log}
             self.process = subprocess.Popen(command, cwd=home, env=inherited | environment, text=True, **pipes)
 
-    def answer(self, function: str, arguments: dict[str, Any]) -> dict[str, Any]:
+    def answer(self, function, arguments):
         print(json.dumps([function, arguments]), file=self.process.stdin, flush=True)
         line = self.process.stdout.readline()
         assert line, self.log.read_text(errors="replace")
         return json.loads(line)
 
-    def __call__(self, function: str, **arguments) -> Any:
+    def __call__(self, function, **arguments):
         answer = self.answer(function, arguments)
         assert "found" in answer, f"{answer}\n{self.log.read_text(errors='replace')[-4000:]}"
         return answer["found"]
 
-    def fails(self, function: str, **arguments) -> str:
+    def fails(self, function, **arguments):
         answer = self.answer(function, arguments)
         assert "error" in answer, answer
         return answer["error"]
@@ -67,7 +66,7 @@ def hub():
 
 
 @pytest.fixture(scope="module")
-def root(tmp_path_factory) -> Path:
+def root(tmp_path_factory):
     return tmp_path_factory.mktemp("hub")
 
 
@@ -86,11 +85,11 @@ def stranger(hub, root):
     worker.stop()
 
 
-def assert_same(found: list, expected: list):
+def assert_same(found, expected):
     np.testing.assert_allclose(np.array(found), np.array(expected), rtol=0, atol=1e-6)
 
 
-def assert_was_pushed(hub: Hub, repo: str, token: str):
+def assert_was_pushed(hub, repo, token):
     """Checks that the upload is complete and used this token."""
     files = hub.files[repo]
     assert files.keys() >= WEIGHTS | TOKENIZER | {"README.md"}
@@ -155,7 +154,7 @@ def test_elmo_push(hub, author, stranger, ours):
     np.testing.assert_allclose(found["outputs"], expected["outputs"], rtol=0, atol=1e-2)
 
 
-def convert(weights: str, output: Path) -> dict[str, Any]:
+def convert(weights, output):
     arguments = ["--weights", weights, "--options", "hf://user/original/options.json", "--output_dir", str(output)]
     return {"script": "convert_checkpoint", "arguments": arguments}
 

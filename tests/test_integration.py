@@ -34,11 +34,11 @@ WORDS = ["He", "is", "in", "(", "London", ")", ",", "Paris", "."]
 LABELS = {0: "O", 1: "B-LOC"}
 
 
-def tokenizer_of(*words: str) -> ELMoTokenizer:
+def tokenizer_of(*words):
     return ELMoTokenizer(vocab=["<S>", "</S>", "<UNK>", *words])
 
 
-def tiny_config(tokenizer: ELMoTokenizer, **options) -> ELMoConfig:
+def tiny_config(tokenizer, **options):
     """Without dropout."""
     rates = {"dropout": 0.0, "elmo_dropout": 0.0, "task_dropout": 0.0}
     return ELMoConfig.from_preset("tiny", vocab_size=len(tokenizer), **rates, **{"task_hidden_size": 6, **options})
@@ -269,7 +269,7 @@ def test_trainer_evaluates_the_loss_and_gathers_only_logits(model_class, options
         assert isinstance(found.predictions, np.ndarray) and found.predictions.shape[-1] == 5
 
 
-def attributed(head: str) -> tuple[ELMoForSequenceClassification, dict]:
+def attributed(head):
     """A classifier in float64 whose answers differ, and two sentences."""
     torch.manual_seed(0)
     tokenizer = tokenizer_of(*WORDS)

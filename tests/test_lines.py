@@ -13,7 +13,7 @@ PROTEINS = Path(__file__).parent / "fixtures" / "proteins" / "proteins.fasta"
 BASE = ">a first\nMK\n"
 
 
-def records(folder: Path, content: str) -> list[InputLine]:
+def records(folder, content):
     path = folder / "x.fasta"
     path.write_bytes(content.encode())
     return [record for _, record in fasta_records(path)]

@@ -12,7 +12,6 @@ import signal
 import subprocess
 import sys
 import time
-from pathlib import Path
 from threading import RLock, Thread
 from types import SimpleNamespace
 
@@ -32,7 +31,6 @@ from pretraining_worker import (
     train,
 )
 from safetensors.torch import load_file
-from torch import Tensor
 from torch.func import functional_call
 from torch.testing import assert_close
 from torch.torch_version import TorchVersion
@@ -43,17 +41,16 @@ from modeling_elmo import ELMoConfig, ELMoForPreTraining
 from modeling_elmo.run_scripts import run_pretraining
 from modeling_elmo.run_scripts.cards.card import read_result
 from modeling_elmo.run_scripts.pretraining import loop
-from modeling_elmo.run_scripts.pretraining.batches import LMBatch
 from modeling_elmo.run_scripts.pretraining.checkpoints import Checkpoints
 from modeling_elmo.run_scripts.pretraining.loop import Pretraining, PretrainingArguments, StopSignal
 from modeling_elmo.run_scripts.program.files import read_json
 
 
-def last_of(folder: Path) -> Path:
+def last_of(folder):
     return Checkpoints(folder, None).last()
 
 
-def steps_of(folder: Path) -> list[int]:
+def steps_of(folder):
     return [int(path.name.split("-")[-1]) for path in Checkpoints(folder, None).all()]
 
 
@@ -69,7 +66,7 @@ def change_steps(monkeypatch, before=lambda run, group: None, after=lambda run: 
     monkeypatch.setattr(Pretraining, "_step", changed)
 
 
-def break_weights(run: Pretraining):
+def break_weights(run):
     with torch.no_grad():
         next(run.plain_model.elmo.forward_lstm.parameters())[0, 0] = math.nan
 
@@ -175,12 +172,12 @@ def test_a_resumed_run_tells_where_it_continues_and_whether_the_schedule_moved(m
 # A process that is killed or stopped
 
 
-def run_counting_steps(options: dict, done):
+def run_counting_steps(options, done):
     """A run in a forked process, which counts its steps for the parent."""
     for bar in (std.tqdm, auto.tqdm):  # `thread_map` gives the second a lock of its own
         bar.set_lock(RLock())  # the parent's lock is shared, and a killed process may never release it
 
-    def count(run: Pretraining):
+    def count(run):
         done.value = run.progress.step
 
     with pytest.MonkeyPatch.context() as patch:
@@ -188,7 +185,7 @@ def run_counting_steps(options: dict, done):
         train(options)
 
 
-def start(options: dict):
+def start(options):
     context = multiprocessing.get_context("fork")  # imports would take ten times as long as a run
     done = context.Value("i", 0, lock=False)  # a killed process may never release a lock
     process = context.Process(target=run_counting_steps, args=(options, done))
@@ -196,7 +193,7 @@ def start(options: dict):
     return process, done
 
 
-def send_at(step: int, number: int, process, done, delay: float = 0.0):
+def send_at(step, number, process, done, delay=0.0):
     """Sends a signal after `step` steps. Returns the step that was done then, 0 if the run was already over."""
     deadline = time.monotonic() + 120
     while done.value < step and process.is_alive() and time.monotonic() < deadline:
@@ -283,7 +280,7 @@ def test_a_signal_to_the_whole_group_stops_with_a_checkpoint(tmp_path):
     assert f"{last_of(tmp_path / 'run')} is complete" in printed
 
 
-def handlers() -> list:
+def handlers():
     return [signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)]
 
 
@@ -356,7 +353,7 @@ def test_broken_weights_are_not_saved(tmp_path, monkeypatch):
 # Course of a run
 
 
-def perplexities(monkeypatch, *values: float):
+def perplexities(monkeypatch, *values):
     """Sets the held-out perplexities of a run."""
     plain, left = loop.evaluate, list(values)
 
@@ -397,7 +394,7 @@ def test_the_best_on_other_text_is_not_published(tmp_path, monkeypatch, capsys):
     assert published.read_bytes() == (tmp_path / "run" / "checkpoint-12" / published.name).read_bytes()
 
 
-def other_text(folder: Path) -> Path:
+def other_text(folder):
     (folder / "other.txt").write_text("Another text .\n", "utf-8")
     return folder / "other.txt"
 
@@ -464,7 +461,7 @@ STREAM |= {"per_device_train_batch_size": 2}
 TOLERANCE = {"rtol": 3e-6, "atol": 1e-6}
 
 
-def several(folder: Path) -> list[tuple[dict, dict]]:
+def several(folder) -> list[tuple[dict, dict]]:
     """Options of two processes, and of a single process that reads the same batches."""
     common = {"config_overrides": {"dropout": 0.0}, "optim": "adagrad"}
     common |= {"max_steps": 6, "logging_steps": 1, "eval_steps": 3, "save_steps": 3}
@@ -476,7 +473,7 @@ def several(folder: Path) -> list[tuple[dict, dict]]:
 
 
 @pytest.fixture(scope="module")
-def two_processes(tmp_path_factory) -> Path:
+def two_processes(tmp_path_factory):
     """Runs of two processes in the folders `two-0`, `two-1`, ... One launch for all, because it takes longest."""
     folder = tmp_path_factory.mktemp("processes")
     runs = [two | {"output_dir": folder / f"two-{number}"} for number, (two, _) in enumerate(several(folder))]
@@ -532,7 +529,7 @@ def test_two_processes_resume_exactly(two_processes):
 # The step against a plain one
 
 
-def losses_by_position(model: ELMoForPreTraining, weights: dict[str, Tensor], batch: LMBatch, states):
+def losses_by_position(model, weights, batch, states):
     """The losses `(3,)`: joint, forward, backward, one position at a time; and the states after the window."""
     total = torch.zeros(3, dtype=torch.float64)
     if states is not None:
@@ -553,7 +550,7 @@ def test_steps_of_the_stream_recipe(tmp_path, monkeypatch):
     """Losses, unclipped gradients and weights of steps on consecutive windows, which cover two blocks, in float64."""
     batches, weights, gradients, clip = [], [], [], loop.clip_gradients
 
-    def record(run: Pretraining, group: list[LMBatch]):
+    def record(run, group):
         batches.extend(group)
         weights.append({name: value.detach().double() for name, value in run.plain_model.named_parameters()})
 
