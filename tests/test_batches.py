@@ -58,10 +58,16 @@ def assert_same_batches(batches, expected):
 RAW = [line for line in (TEXT / "en_raw.txt").read_text("utf-8").splitlines() if line.strip()]
 
 
+def batches_of(corpus, tokens, **options):
+    return SentenceBatches(corpus, TOKENIZER, tokens, **(SPLIT | options))
+
+
+def windows_of(corpus, rows, steps, **options):
+    return StreamWindows(corpus, TOKENIZER, rows, steps, **(SPLIT | options))
+
+
 def make(kind, corpus, **options):
-    if kind == "sentences":
-        return SentenceBatches(corpus, TOKENIZER, 500, **SPLIT, **options)
-    return StreamWindows(corpus, TOKENIZER, 2, 30, **SPLIT, **options)
+    return batches_of(corpus, 500, **options) if kind == "sentences" else windows_of(corpus, 2, 30, **options)
 
 
 both_kinds = pytest.mark.parametrize("kind", ["sentences", "stream"])
@@ -78,7 +84,7 @@ def sentences_of(batch):
 
 def test_a_batch_of_sentences(tmp_path):
     corpus = write(tmp_path / "a.txt", ["the sea", "zyzzyva the", "", "it was the sea"])
-    (batch,) = SentenceBatches(corpus, TOKENIZER, 18, shuffle=False, repeat=False, survey=corpus.survey(), **SPLIT)
+    (batch,) = batches_of(corpus, 18, shuffle=False, repeat=False, survey=corpus.survey())
     the, sea, it, was = map(TOKENIZER.convert_tokens_to_ids, ("the", "sea", "it", "was"))
     assert batch.inputs["input_ids"].tolist() == [
         [1, the, sea, 2, 0, 0],
@@ -94,10 +100,8 @@ def test_a_batch_of_sentences(tmp_path):
 
 def test_ranks_and_workers_share_one_sequence():
     def batches(rank, world_size, num_workers):
-        data = SentenceBatches(
-            two_files(), TOKENIZER, 600, shuffle_buffer=100, repeat=False, rank=rank, world_size=world_size, **SPLIT
-        )
-        return list(batch_loader(data, num_workers))
+        share = {"rank": rank, "world_size": world_size}
+        return list(batch_loader(batches_of(two_files(), 600, shuffle_buffer=100, repeat=False, **share), num_workers))
 
     whole = batches(0, 1, 0)
     assert Counter(text for batch in whole for text in sentences_of(batch)) == Counter(ENGLISH + KOREAN)
@@ -113,7 +117,7 @@ def test_streamed_data_set_is_read_whole_by_every_worker(tmp_path):
         (tmp_path / "data" / f"train-{number}.jsonl").write_text(records, "utf-8")
     corpus = Corpus.from_arguments(CorpusArguments(dataset=str(tmp_path / "data"), streaming=True))
     assert corpus.survey() is None
-    batches = list(batch_loader(SentenceBatches(corpus, TOKENIZER, 200, repeat=False, **SPLIT), num_workers=2))
+    batches = list(batch_loader(batches_of(corpus, 200, repeat=False), num_workers=2))
     assert Counter(text for batch in batches for text in sentences_of(batch)) == Counter(ENGLISH[:60])
     assert batches[0].fraction is None
 
@@ -122,7 +126,7 @@ def test_sentences_continue_from_every_position():
     corpus = two_files()
 
     def batches(**options):
-        return SentenceBatches(corpus, TOKENIZER, 1500, shuffle_buffer=150, survey=corpus.survey(), **SPLIT, **options)
+        return batches_of(corpus, 1500, shuffle_buffer=150, survey=corpus.survey(), **options)
 
     whole = list(islice(batches(), 30))
     assert {batch.epoch for batch in whole} >= {0, 1}
@@ -190,7 +194,7 @@ def test_held_out_text_is_predicted_once(world_size, rows):
     survey, pieces = corpus.survey(), []
     for rank in range(world_size):
         options = {"rank": rank, "world_size": world_size, "survey": survey, "shuffle": False, "repeat": False}
-        batches = list(batch_loader(StreamWindows(corpus, TOKENIZER, rows, 20, **options, **SPLIT), rank))
+        batches = list(batch_loader(windows_of(corpus, rows, 20, **options), rank))
         assert {tuple(batch.inputs["character_ids"].shape) for batch in batches} == {(rows, 20, 40)}
         for row in range(rows):
             forward, backward = rows_of(batches, "", row), rows_of(batches, "backward_", row)
@@ -210,8 +214,7 @@ def test_held_out_text_is_predicted_once(world_size, rows):
 
 def test_more_rows_than_held_out_sentences(tmp_path):
     corpus = write(tmp_path / "a.txt", ["the sea", "it"])
-    data = StreamWindows(corpus, TOKENIZER, 5, 4, shuffle=False, repeat=False, survey=corpus.survey(), **SPLIT)
-    (batch,) = data
+    (batch,) = windows_of(corpus, 5, 4, shuffle=False, repeat=False, survey=corpus.survey())
     model = ELMoForPreTraining(ELMoConfig.from_preset("tiny", vocab_size=len(TOKENIZER), max_word_length=40))
     assert torch.isfinite(model(**batch.inputs).loss)
     assert batch.num_predictions == 5 and int(batch.inputs["attention_mask"].sum()) == 5
@@ -225,7 +228,7 @@ def test_a_block_has_windows_of_its_own(tmp_path, world_size):
     found = {"": [], "backward_": []}
     for rank in range(world_size):
         options = {"rank": rank, "world_size": world_size, "repeat": False, "survey": corpus.survey()}
-        batches = list(StreamWindows(corpus, TOKENIZER, 3, 20, **options, **SPLIT))
+        batches = list(windows_of(corpus, 3, 20, **options))
         assert batches[0].resets.all() and not batches[1].resets.any()
         for (direction, prefix), row in product(enumerate(found), range(3)):
             starts = [number for number, batch in enumerate(batches) if batch.resets[direction, row]]
@@ -245,7 +248,7 @@ def test_streams_continue_from_every_position(world_size):
 
     def batches(rank, position=None):
         options = {"rank": rank, "world_size": world_size, "position": position, "survey": survey}
-        return StreamWindows(corpus, TOKENIZER, 4, 45, shuffle_buffer=100, **options, **SPLIT)
+        return windows_of(corpus, 4, 45, shuffle_buffer=100, **options)
 
     whole = [list(islice(batches(rank), 80 // world_size)) for rank in range(world_size)]
     assert whole[0][0].epoch == 0 and whole[0][-1].epoch == 1
@@ -261,9 +264,9 @@ def test_streams_continue_from_every_position(world_size):
 def test_every_rank_gets_some_of_a_single_line(tmp_path):
     corpus = write(tmp_path / "a.txt", ["the sea"])
     for rank in range(3):
-        (batch,) = islice(StreamWindows(corpus, TOKENIZER, 2, 4, rank=rank, world_size=3, **SPLIT), 1)
+        batch = next(iter(windows_of(corpus, 2, 4, rank=rank, world_size=3)))
         assert [rows_of([batch], "", row) for row in range(2)] == 2 * [plain_stream(["the sea"], False)]
-        (batch,) = islice(SentenceBatches(corpus, TOKENIZER, 9, rank=rank, world_size=3, **SPLIT), 1)
+        batch = next(iter(batches_of(corpus, 9, rank=rank, world_size=3)))
         assert batch.epoch == rank
 
 
@@ -316,39 +319,49 @@ def test_fraction_of_an_epoch_grows(kind):
 # Positions
 
 
-def test_positions_of_other_batches_are_refused():
-    """Also in a text with the same number of lines, which would be read twice or not at all."""
-    corpus, words = two_files(), {"is_split_into_words": True}
-    survey, backwards = corpus.survey(), Corpus.from_files([*reversed(corpus.files)])
+@pytest.fixture(scope="module")
+def corpus():
+    return two_files()
 
-    def sentences(position=None, corpus=corpus, tokens=500, seed=0, **options):
-        return SentenceBatches(corpus, TOKENIZER, tokens, seed=seed, position=position, **(words | options))
 
-    def stream(position=None, rows=2, **options):
-        return StreamWindows(corpus, TOKENIZER, rows, 30, position=position, **{"survey": survey} | words | options)
+BACKWARDS = Corpus.from_files([str(TEXT / "ko.txt"), str(TEXT / "en.txt")])  # with the same number of lines
 
-    for make_batches, others, message in (
-        (sentences, {"tokens": 98}, "tokens_per_batch=500, but here it is 98.*Continue with the same value"),
-        (sentences, {"seed": 1}, "seed=0, but here it is 1"),
-        (sentences, {"is_split_into_words": False}, "is_split_into_words=True, but here it is False"),
-        (sentences, {"corpus": backwards}, r"text='2 file\(s\) from en.txt on, \w+', but here it is '2 .* ko.txt"),
-        (stream, {"rows": 3}, "rows=2, but here it is 3"),
-        (stream, {"world_size": 2}, "world_size=1, but here it is 2"),
-        (stream, {"survey": Survey(443, 9000)}, "lines=444, but here it is 443"),
-        (stream, {"survey": Survey(444, 9000)}, rf"words={survey.words}, but here it is 9000"),
-    ):
-        position = next(iter(make_batches())).position
-        make_batches(position)
-        with pytest.raises(ValueError, match=f"saved with {message}"):
-            make_batches(position, **others)
-    position = next(iter(stream())).position
+
+@pytest.mark.parametrize(
+    "kind, others, message",
+    [
+        ("sentences", {"tokens": 98}, "tokens_per_batch=500, but here it is 98.*Continue with the same value"),
+        ("sentences", {"seed": 1}, "seed=0, but here it is 1"),
+        ("sentences", {"is_split_into_words": False}, "is_split_into_words=True, but here it is False"),
+        ("sentences", {"corpus": BACKWARDS}, r"text='2 file\(s\) from en.txt on, \w+', but here it is '2 .* ko.txt"),
+        ("stream", {"rows": 3}, "rows=2, but here it is 3"),
+        ("stream", {"world_size": 2}, "world_size=1, but here it is 2"),
+        ("stream", {"survey": Survey(443, 9000)}, "lines=444, but here it is 443"),
+        ("stream", {"survey": Survey(444, 9000)}, r"words=\d+, but here it is 9000"),
+    ],
+)
+def test_positions_of_other_batches_are_refused(kind, others, message, corpus):
+    """They would be read twice or not at all."""
+    if kind == "sentences":
+        make_batches, options = batches_of, {"corpus": corpus, "tokens": 500}
+    else:
+        make_batches, options = windows_of, {"corpus": corpus, "rows": 2, "steps": 30, "survey": corpus.survey()}
+    position = next(iter(make_batches(**options))).position
+    make_batches(**options, position=position)
+    with pytest.raises(ValueError, match=f"saved with {message}"):
+        make_batches(**options | others, position=position)
+
+
+def test_positions_of_changed_text_are_refused(corpus):
+    survey = corpus.survey()
+    position = next(iter(windows_of(corpus, 2, 30, survey=survey))).position
     with pytest.raises(ValueError, match="batches='StreamWindows', but here it is 'SentenceBatches'"):
-        sentences(position)
+        batches_of(corpus, 500, position=position)
     position["ranks"][0][0][0][1] = 100
     with pytest.raises(ValueError, match=".*en.txt, .*ko.txt has changed since the checkpoint"):
-        next(iter(stream(position)))
+        next(iter(windows_of(corpus, 2, 30, survey=survey, position=position)))
     with pytest.raises(ValueError, match="the size of a streamed data set is unknown. Leave out --streaming"):
-        stream(shuffle=False, repeat=False, survey=None)
+        windows_of(corpus, 2, 30, shuffle=False, repeat=False)
 
 
 # Workers

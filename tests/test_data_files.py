@@ -131,16 +131,16 @@ def test_quotes_are_characters_in_tsv_and_enclose_cells_in_csv(tmp_path):
     ]
 
 
-def test_tables_without_a_header(tmp_path):
-    rows = [row for _, row in table(written(tmp_path / "a.csv.zst", "a b,1\n\nc,2\n"), "text", "label")]
-    assert rows == [{"text": "a b", "label": "1"}, {"text": "c", "label": "2"}]
-
-
-def test_a_text_may_be_the_name_of_its_column(tmp_path):
-    assert [row for _, row in table(written(tmp_path / "a.csv", "text\na\ntext\n"))] == [
-        {"text": "a"},
-        {"text": "text"},
-    ]
+@pytest.mark.parametrize(
+    "text, names, expected",
+    [
+        ("a b,1\n\nc,2\n", ("text", "label"), [{"text": "a b", "label": "1"}, {"text": "c", "label": "2"}]),
+        ("text\na\ntext\n", (), [{"text": "a"}, {"text": "text"}]),  # a text may be the name of its column
+        ("\n\ntext,label\na,1\n", (), [{"text": "a", "label": "1"}]),
+    ],
+)
+def test_headers_of_tables(tmp_path, text, names, expected):
+    assert [row for _, row in table(written(tmp_path / "a.csv", text), *names)] == expected
 
 
 ROWS = [{"text": "2020-01-01", "label": 1}, {"text": "밥\u2028 b", "label": 0.5, "more": {"x": []}}]
@@ -278,11 +278,7 @@ DOORS = {
     "benchmark .txt": (".txt", LINES, lambda path: read_sentences(str(path))),
     **{f"ner {suffix}": (suffix, WORDS.replace(" ", "\t"), task("ner")) for suffix in (".conll", ".tsv", ".bio")},
     "ner .conllu": (".conllu", CONLLU, task("ner")),
-    "ner .jsonl": (
-        ".jsonl",
-        '{"tokens": ["Ana"], "tags": ["B-PER"]}\n{"tokens": ["It"], "tags": ["O"]}\n',
-        task("ner"),
-    ),
+    "ner .jsonl": (".jsonl", TAGGED, task("ner")),
     "classify .tsv": (".tsv", TABLE.replace("year", "label"), task("classify")),
     "classify .csv": (".csv", TABLE.replace("year", "label").replace("\t", ","), task("classify")),
     "classify .jsonl": (".jsonl", RECORDS.replace("year", "label"), task("classify")),
@@ -463,10 +459,8 @@ def test_tags_before_words_in_two_columns(tmp_path):
 
 
 def test_tables_that_others_write(tmp_path):
-    path = written(tmp_path / "a.csv", "\n\ntext,label\na,1\n")
-    assert [row for _, row in table(path)] == [{"text": "a", "label": "1"}]
     with pytest.raises(ValueError, match=r"a\.csv begins with 'text;label': its columns seem to be separated by ';'"):
-        table(written(path, "text;label\na;1\n"))
+        table(written(tmp_path / "a.csv", "text;label\na;1\n"))
     path = written(tmp_path / "kaggle.conll", "Sentence: 1\tThousands\tO\n\tof\tO\n")
     with pytest.raises(ValueError, match=r"kaggle\.conll, line 2: column 1 is empty, without a word"):
         corpus(path)
