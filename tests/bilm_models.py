@@ -12,12 +12,20 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from modeling_elmo import ELMoConfig, ELMoForPreTraining, ELMoModel, ELMoTokenizer, elmo_backend
 from modeling_elmo.inputs import pack
+from modeling_elmo.kernels.int8 import int8_obstacle
 from modeling_elmo.kernels.sequences import Stream
 from modeling_elmo.modeling_elmo import ELMoLSTM
 
 LENGTHS = [6, 1, 4]  # of texts
 LSTM_LENGTHS = [5, 1, 9, 3, 9, 1]  # of an LSTM's sequences
 both_classes = pytest.mark.parametrize("cls", [ELMoModel, ELMoForPreTraining])  # heads: tests/test_task_heads.py
+
+
+needs_int8 = pytest.mark.skipif(int8_obstacle() is not None, reason=f"8 bits are not fast here: {int8_obstacle()}")
+
+
+def seeded(seed=0):
+    return torch.Generator().manual_seed(seed)
 
 
 @contextmanager
@@ -41,6 +49,11 @@ def tiny_model(cls=ELMoModel, seed=0, **overrides):
     """Of the preset, without dropout. It reads what `ELMoTokenizer()` writes."""
     torch.manual_seed(seed)
     return cls(ELMoConfig.from_preset("tiny", **{"dropout": 0.0, **overrides})).eval()
+
+
+def make_tokenizer(*words, **options):
+    """With these words after the special ones."""
+    return ELMoTokenizer(vocab=["<S>", "</S>", "<UNK>", *words], **options)
 
 
 def save(folder, *parts):
@@ -78,7 +91,7 @@ def make_model(cls=ELMoModel, seed=0, **overrides):
 
 def make_batch(config, lengths=LENGTHS, seed=0, side="right"):
     """Random words of 1 to max_word_length characters; id 29 after the end of a word, 0 at padding words."""
-    generator = torch.Generator().manual_seed(seed)
+    generator = seeded(seed)
     width = config.max_word_length
     time = max(lengths)
     characters = torch.randint(1, 29, (len(lengths), time, width), generator=generator)
@@ -91,7 +104,7 @@ def make_batch(config, lengths=LENGTHS, seed=0, side="right"):
 
 
 def make_lstm(config, scale=1.0, dtype=torch.float32, seed=0):
-    generator = torch.Generator().manual_seed(seed)
+    generator = seeded(seed)
     lstm = ELMoLSTM(config)
     for parameter in lstm.parameters():
         spread = scale * (parameter.shape[1] ** -0.5 if parameter.dim() > 1 else 0.4)
@@ -101,7 +114,7 @@ def make_lstm(config, scale=1.0, dtype=torch.float32, seed=0):
 
 def make_sequences(config, dtype=torch.float32, seed=1):
     """Ragged sequences, their packing, and a state: tokens are `(batch, time, projection_size)`."""
-    generator = torch.Generator().manual_seed(seed)
+    generator = seeded(seed)
     mask = torch.arange(max(LSTM_LENGTHS)) < torch.tensor(LSTM_LENGTHS)[:, None]
     tokens = torch.randn(len(LSTM_LENGTHS), max(LSTM_LENGTHS), config.projection_size, generator=generator).to(dtype)
     shape = (config.num_hidden_layers, len(LSTM_LENGTHS))

@@ -1,8 +1,6 @@
 """Expected texts, each in a file of `fixtures`."""
 
-from pathlib import Path
-
-FIXTURES = Path(__file__).parent / "fixtures"
+from places import FIXTURES
 
 
 def check_golden(text: str, name: str):

@@ -5,6 +5,7 @@ import re
 import pytest
 import torch
 import torch.nn.functional as F
+from bilm_models import make_tokenizer, seeded
 
 from modeling_elmo import (
     ELMoConfig,
@@ -13,7 +14,6 @@ from modeling_elmo import (
     ELMoForSemanticRoleLabeling,
     ELMoForSequenceClassification,
     ELMoForTokenClassification,
-    ELMoTokenizer,
 )
 from modeling_elmo.heads.coreference_pipeline import ELMoCoreferencePipeline
 from modeling_elmo.heads.packed_texts import PackedTexts
@@ -81,7 +81,7 @@ def make_model(cls, seed=0, **overrides):
 
 def make_batch(config, rows=WORDS, side="right", extra=0):
     """Rows of random words between markers. Two numbers make a row a pair; each word has one spelling."""
-    generator = torch.Generator().manual_seed(0)
+    generator = seeded()
     spelling = torch.randint(
         1, config.char_vocab_size, (config.vocab_size, config.max_word_length), generator=generator
     )
@@ -151,7 +151,7 @@ def row_of(batch, number):
 
 def stirred(model, std=1.0, seed=0):
     """The model with random layer weights, CRF and output layer."""
-    generator = torch.Generator().manual_seed(seed)
+    generator = seeded(seed)
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             is_output = (
@@ -218,7 +218,7 @@ def make_network(kind, elmo=ELMO, dropout=0.5):
 
 def make_network_inputs(layout, elmo=ELMO):
     """Words of both texts, with large values at padding."""
-    generator = torch.Generator().manual_seed(1)
+    generator = seeded(1)
     inputs = torch.randn(*layout.shape, WIDTH + elmo, generator=generator, dtype=torch.float64)
     inputs[layout == 0] = 1e3
     return inputs[..., :WIDTH], layout == 1, layout == 2, inputs[..., WIDTH:] if elmo else None
@@ -254,7 +254,7 @@ def make_coreference_pipeline(
 ) -> ELMoCoreferencePipeline:
     """A random model that finds clusters of different sizes."""
     how = {"padding_side": side, "pre_tokenization": "treebank", "plain_signs": plain_signs}
-    tokenizer = ELMoTokenizer(vocab=["<S>", "</S>", "<UNK>"], **how)
+    tokenizer = make_tokenizer(**how)
     torch.manual_seed(0)
     options = {"task_hidden_size": 6, "max_span_width": 3, "max_antecedents": 7, "train_singletons": True} | options
     model = ELMoForCoreferenceResolution(ELMoConfig.from_preset("tiny", vocab_size=len(tokenizer), **options)).eval()
@@ -269,7 +269,7 @@ ROLE_NAMES = ["O", "B-ARG0", "I-ARG0", "B-V", "I-V", "B-C-V", "B-R-ARG0"]
 
 
 def make_role_pipeline(side: str = "right", **options) -> ELMoSemanticRolePipeline:
-    tokenizer = ELMoTokenizer(vocab=["<S>", "</S>", "<UNK>"], padding_side=side)
+    tokenizer = make_tokenizer(padding_side=side)
     torch.manual_seed(0)
     sizes = {"task_hidden_size": 6, "task_num_layers": 2, "dropout": 0.0, "id2label": dict(enumerate(ROLE_NAMES))}
     config = ELMoConfig.from_preset("tiny", vocab_size=len(tokenizer), **sizes, **options)

@@ -3,13 +3,12 @@
 import ast
 import re
 from graphlib import TopologicalSorter
-from pathlib import Path
 
 import pytest
+from places import ROOT
 
 from modeling_elmo.run_scripts.modeling_elmo_cli import PROGRAMS
 
-ROOT = Path(__file__).parents[1]
 PACKAGES = {
     "modeling_elmo": "modeling_elmo",
     "tokenization": "modeling_elmo.tokenization",
@@ -90,7 +89,7 @@ def test_no_part_imports_a_program():
 
 def test_no_test_file_imports_another():
     """What several need is in `bilm_models.py`, `head_models.py` and other files beside them."""
-    tests = {path.name: path.read_text("utf-8") for path in Path(__file__).parent.glob("*.py")}
+    tests = {path.name: path.read_text("utf-8") for path in (ROOT / "tests").glob("*.py")}
     assert not [name for name, text in tests.items() if re.search(r"^\s*(from|import) test_", text, re.MULTILINE)]
 
 

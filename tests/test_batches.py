@@ -8,23 +8,23 @@ import sys
 import tracemalloc
 from collections import Counter
 from itertools import islice, pairwise, product, takewhile
-from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+from bilm_models import make_tokenizer
+from places import TEXT
 
-from modeling_elmo import ELMoConfig, ELMoForPreTraining, ELMoTokenizer
+from modeling_elmo import ELMoConfig, ELMoForPreTraining
 from modeling_elmo.run_scripts.pretraining.batches import SentenceBatches, StreamWindows, batch_loader
 from modeling_elmo.run_scripts.pretraining.corpus import Corpus, CorpusArguments, Survey
 from modeling_elmo.run_scripts.program.command_line import run
 from modeling_elmo.run_scripts.program.sentences import JUDGED_LINES
 
-TEXT = Path(__file__).parent / "fixtures" / "text"
 ENGLISH = (TEXT / "en.txt").read_text("utf-8").splitlines()
 KOREAN = (TEXT / "ko.txt").read_text("utf-8").splitlines()
 WORDS = sorted({word for line in [*ENGLISH, *KOREAN, "sea is"] for word in line.split()})
-TOKENIZER = ELMoTokenizer(vocab=["<S>", "</S>", "<UNK>", *WORDS], max_word_length=40)
+TOKENIZER = make_tokenizer(*WORDS, max_word_length=40)
 SPLIT = {"is_split_into_words": True}
 
 
@@ -145,7 +145,7 @@ def test_no_batch_exceeds_its_tokens(tmp_path, caplog, monkeypatch, pre_tokeniza
     monkeypatch.setattr(logging.getLogger("transformers"), "propagate", True)
     lines = [*RAW, "=" * 300, "a,b.c;d!" * 40, "\u201c" * 100, "word " * 150, "a\x01b\x7f" * 50, *KOREAN]
     corpus = write(tmp_path / "a.txt", lines)
-    tokenizer = ELMoTokenizer(vocab=["<S>", "</S>", "<UNK>"], pre_tokenization=pre_tokenization)
+    tokenizer = make_tokenizer(pre_tokenization=pre_tokenization)
     data = SentenceBatches(corpus, tokenizer, 100, is_split_into_words=False, shuffle_buffer=200, repeat=False)
     batches = list(data)
     sizes = [batch.inputs["input_ids"].numel() for batch in batches]

@@ -7,10 +7,10 @@ import math
 import shutil
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 import torch
+from places import ROOT
 
 from modeling_elmo import directions
 from modeling_elmo.kernels.int8 import int8_obstacle
@@ -24,7 +24,6 @@ from modeling_elmo.run_scripts.benchmarks import (
 )
 from modeling_elmo.run_scripts.benchmarks.peers import peer_allennlp
 
-ROOT = Path(__file__).parents[1]
 SENTENCES = [line.split() for line in text.FIXTURE_TEXT.read_text("utf-8").splitlines()]
 SIZES = ["--preset", "tiny", "--rounds", "2", "--batches", "1x8", "--training_batches", "4x6"]
 SIZES += ["--vocabulary_size", "400"]

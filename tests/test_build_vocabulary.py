@@ -4,11 +4,11 @@ from pathlib import Path
 
 import pytest
 from datasets import Dataset, DatasetDict
+from places import TEXT
 
 from modeling_elmo import ELMoTokenizer
 from modeling_elmo.run_scripts.build_vocabulary import main
 
-TEXT = Path(__file__).parent / "fixtures" / "text"
 LINES = [line for name in ("en.txt", "ko.txt") for line in (TEXT / name).read_text("utf-8").splitlines()]
 COUNTS = Counter(word for line in LINES for word in line.split())
 WORDS = ("--is_split_into_words", "--train_file")

@@ -4,6 +4,7 @@ from pathlib import Path
 import pytest
 from huggingface_hub import ModelCard
 from jinja2 import UndefinedError
+from places import ROOT
 
 from modeling_elmo.run_scripts.cards.card import (
     EXAMPLES,
@@ -80,7 +81,7 @@ def test_settings_are_shown_as_they_are(tmp_path):
 
 
 def test_the_card_names_the_oldest_supported_versions(tmp_path):
-    project = (Path(__file__).parents[1] / "pyproject.toml").read_text("utf-8")
+    project = (ROOT / "pyproject.toml").read_text("utf-8")
     oldest = [
         re.search(rf"{name}>=([\d.]+)", project)[1] for name in ('requires-python = "', '"torch', '"transformers')
     ]

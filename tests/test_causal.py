@@ -1,15 +1,15 @@
 """The causal language model: its logits and loss against `score` and the loss of both directions, and stock calls."""
 
 import re
-from pathlib import Path
 
 import pytest
 import torch
-from bilm_models import save, tiny_model
+from bilm_models import make_tokenizer, save, tiny_model
+from places import ROOT
 from torch.testing import assert_close
 from transformers import AutoModelForCausalLM, AutoModelForPreTraining, AutoTokenizer, Trainer, TrainingArguments
 
-from modeling_elmo import ELMoConfig, ELMoForCausalLM, ELMoForPreTraining, ELMoTokenizer
+from modeling_elmo import ELMoConfig, ELMoForCausalLM, ELMoForPreTraining
 from modeling_elmo.kernels.int8 import int8_obstacle
 from modeling_elmo.prediction import score_texts
 
@@ -20,7 +20,7 @@ TEXTS = ["the cat sat on the mat .", "the dog", "sat on the cat", ""]
 @pytest.fixture(scope="module", params=["full", "sampled", "adaptive"])
 def folder(request, tmp_path_factory):
     folder = tmp_path_factory.mktemp(request.param)
-    tokenizer = ELMoTokenizer(vocab=["<S>", "</S>", "<UNK>", *WORDS], pre_tokenization="whitespace")
+    tokenizer = make_tokenizer(*WORDS, pre_tokenization="whitespace")
     options = {"softmax_type": request.param, "num_sampled": 3, "vocab_size": len(tokenizer), "adaptive_cutoffs": [4]}
     return save(folder, tiny_model(ELMoForPreTraining, **options), tokenizer)
 
@@ -145,7 +145,7 @@ def test_eight_bits(folder):
 def test_libraries_find_the_surprisals_of_score_texts(folder, library):
     """In a padded batch, with the code of docs/surprisal.md."""
     pytest.importorskip(library)
-    page = Path(__file__).parents[1] / "docs" / "surprisal.md"
+    page = ROOT / "docs" / "surprisal.md"
     code = next(
         block for block in re.findall("```py\n(.*?)```", page.read_text(), re.DOTALL) if f"from {library}" in block
     )

@@ -18,6 +18,7 @@ from typing import Literal
 
 import pytest
 import torch
+from places import ROOT
 from safetensors.torch import load_file
 from transformers import AutoModel, TrainingArguments
 
@@ -32,7 +33,6 @@ from modeling_elmo.run_scripts.program.command_line import (
     run,
 )
 
-ROOT = Path(__file__).parents[1]
 COMMAND = ROOT / "run_scripts" / "modeling_elmo_cli.py"
 
 

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 from huggingface_hub.errors import StrictDataclassError
+from places import ROOT
 from transformers import AutoConfig, PreTrainedConfig
 
 import modeling_elmo
@@ -258,10 +259,9 @@ def test_every_field_is_read_somewhere():
 @pytest.mark.parametrize("name", ["modeling_elmo.configuration_elmo", "modeling_elmo.tokenization.tokenization_elmo"])
 def test_an_older_transformers_is_named_with_the_needed_version(name, monkeypatch):
     """Loaded files come without pip's check of requirements; all places name the same version."""
-    root = Path(__file__).parents[1]
-    lowest = re.search(r'"transformers>=([\d.]+)"', (root / "pyproject.toml").read_text("utf-8"))[1]
-    assert f"LOWEST := {lowest}.0\n" in (root / "Makefile").read_text("utf-8")
-    assert f"transformers {lowest}, or newer" in (root / "model_cards" / "card.md").read_text("utf-8")
+    lowest = re.search(r'"transformers>=([\d.]+)"', (ROOT / "pyproject.toml").read_text("utf-8"))[1]
+    assert f"LOWEST := {lowest}.0\n" in (ROOT / "Makefile").read_text("utf-8")
+    assert f"transformers {lowest}, or newer" in (ROOT / "model_cards" / "card.md").read_text("utf-8")
     monkeypatch.setattr("importlib.metadata.version", lambda _: "5.8.1")
     spec = find_spec(name)
     with pytest.raises(ImportError, match=rf"transformers>={lowest} .* found transformers==5\.8\.1"):

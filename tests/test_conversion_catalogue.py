@@ -1,14 +1,13 @@
 """The catalogue of published checkpoints: its rows, its print, and the same rows in CHECKPOINTS.md."""
 
-from pathlib import Path
 from urllib.parse import urlsplit
 
 import pytest
+from places import ROOT
 
 from modeling_elmo.conversion.catalogue import published_checkpoints
 from modeling_elmo.run_scripts.convert_checkpoint import main
 
-ROOT = Path(__file__).parents[1]
 FORMATS = {"HDF5", "ELMoForManyLangs", "TensorFlow checkpoint", "TensorFlow Hub module"}
 TABLE = """\
 | language | checkpoint | format | size | license | files |

@@ -1,11 +1,12 @@
 import json
 import shutil
-from pathlib import Path
 
 import h5py
 import numpy as np
 import pytest
 import torch
+from bilm_models import needs_int8
+from places import ELMO_FIXTURES
 
 from modeling_elmo import ELMoConfig, ELMoForPreTraining, ELMoForTokenClassification, ELMoModel
 from modeling_elmo.conversion.formats import convert_checkpoint
@@ -15,12 +16,10 @@ from modeling_elmo.conversion.original import (
     export_original_checkpoint,
     options_to_config,
 )
-from modeling_elmo.kernels.int8 import int8_obstacle
 from modeling_elmo.run_scripts.program.files import read_json
 from modeling_elmo.tokenization.tokenization_elmo import ELMoTokenizer
 
-FIXTURES = Path(__file__).parent / "fixtures" / "elmo_fixtures"
-ALLENNLP = FIXTURES / "allennlp"
+ALLENNLP = ELMO_FIXTURES / "allennlp"
 VARIANTS = "no_clip no_cnn_projection no_highway no_lstm_projection one_layer three_layers word_level"
 WEIGHTS = ["allennlp/lm_weights.hdf5", *(f"variants/{name}/weights.hdf5" for name in VARIANTS.split(" "))]
 WEIGHTS.append("variants/one_layer/weights_inference_names.hdf5")
@@ -32,7 +31,7 @@ def converted(tmp_path_factory):
 
     def convert(weights):
         if weights not in folders:
-            source, folder = FIXTURES / weights, tmp_path_factory.mktemp("converted")
+            source, folder = ELMO_FIXTURES / weights, tmp_path_factory.mktemp("converted")
             vocabulary = source.with_name("vocab.txt") if "word_level" in weights else None
             options = {"options": source.with_name("options.json"), "vocabulary": vocabulary}
             folders[weights] = convert_checkpoint(OriginalCheckpoint, source, folder / "model", "whitespace", **options)
@@ -43,7 +42,7 @@ def converted(tmp_path_factory):
 
 def original(name="no_clip"):
     """Arrays and options of a variant."""
-    folder = FIXTURES / "variants" / name
+    folder = ELMO_FIXTURES / "variants" / name
     return read(folder / "weights.hdf5"), read_json(folder / "options.json")
 
 
@@ -120,8 +119,8 @@ def test_token_vectors_of_allennlp(converted):
 
 @pytest.mark.parametrize("weights", WEIGHTS[1:])
 def test_numbers_of_bilm_tf(converted, weights):
-    expected = read((FIXTURES / weights).with_name("expected.hdf5"))
-    sentences = read_json((FIXTURES / weights).with_name("sentences.json"))
+    expected = read((ELMO_FIXTURES / weights).with_name("expected.hdf5"))
+    sentences = read_json((ELMO_FIXTURES / weights).with_name("sentences.json"))
     vectors = vectors_of_batches(converted(weights), sentences, carry_states=True)
     found = differences(vectors, [[expected[f"{k}/{i}"] for i in range(4)] for k in range(3)])
     assert found.max() <= 1e-5
@@ -143,8 +142,8 @@ def assert_equal_arrays(found, expected):
 def test_round_trip_is_exact_and_the_folder_is_a_model(converted, tmp_path, weights):
     folder = converted(weights)
     arrays, options = round_trip(folder, tmp_path)
-    assert_equal_arrays(arrays, read(FIXTURES / weights))
-    assert options == read_json((FIXTURES / weights).with_name("options.json"))
+    assert_equal_arrays(arrays, read(ELMO_FIXTURES / weights))
+    assert options == read_json((ELMO_FIXTURES / weights).with_name("options.json"))
 
     config, tokenizer = ELMoConfig.from_pretrained(folder), ELMoTokenizer.from_pretrained(folder)
     assert (config.architectures, config.has_softmax, config.vocab_size) == (["ELMoModel"], False, len(tokenizer))
@@ -165,9 +164,8 @@ def test_a_changed_model_still_exports(converted, tmp_path):
     assert options == read_json(ALLENNLP / "options.json") | others
 
 
+@needs_int8
 def test_a_quantized_model_is_refused(converted, tmp_path):
-    if int8_obstacle() is not None:
-        pytest.skip(int8_obstacle())
     ELMoModel.from_pretrained(converted(WEIGHTS[0])).quantize().save_pretrained(tmp_path / "int8")
     with pytest.raises(ValueError, match="int8 is quantized, which the format"):
         round_trip(tmp_path / "int8", tmp_path)
@@ -339,7 +337,7 @@ def test_export_of_a_changed_configuration(converted, tmp_path):
     model.resize_token_embeddings(80)
     model.save_pretrained(folder)
     arrays, options = round_trip(folder, tmp_path)
-    expected = read_json(FIXTURES / "variants/word_level/options.json")
+    expected = read_json(ELMO_FIXTURES / "variants/word_level/options.json")
     expected["lstm"] |= {"cell_clip": None, "proj_clip": 4}
     assert options == {**expected, "n_tokens_vocab": 79} and len(arrays["embedding"]) == 79
 

@@ -11,6 +11,7 @@ import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from places import ELMO_FIXTURES
 
 from modeling_elmo import ELMoConfig, ELMoModel
 from modeling_elmo.conversion.formats import convert_checkpoint
@@ -28,7 +29,7 @@ from modeling_elmo.conversion.manylangs import (
 from modeling_elmo.run_scripts.program.files import read_json
 from modeling_elmo.tokenization.tokenization_elmo import ELMoTokenizer
 
-FIXTURES = Path(__file__).parent / "fixtures" / "elmo_fixtures" / "manylangs"
+FIXTURES = ELMO_FIXTURES / "manylangs"
 BOTH, WORDS = FIXTURES / "characters_and_words", FIXTURES / "words_only"
 ARCHITECTURE = "cnn_5_6_8_20_sample.json"
 both_sources = pytest.mark.parametrize("source", [BOTH, WORDS], ids=lambda path: path.name)

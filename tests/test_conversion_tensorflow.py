@@ -1,12 +1,13 @@
 import json
 import shutil
 import zipfile
-from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 from bundle_writer import entry, header, masked, plain_crc32c, write_bundle, write_index
+from numpy.testing import assert_array_equal
+from places import ELMO_FIXTURES
 from safetensors.torch import load_file
 
 from modeling_elmo import ELMoForPreTraining, ELMoModel, ELMoTokenizer
@@ -22,7 +23,7 @@ from modeling_elmo.conversion.tensorflow import (
 )
 from modeling_elmo.run_scripts.program.files import read_json
 
-FIXTURES = Path(__file__).parent / "fixtures" / "elmo_fixtures" / "bilm_tf_checkpoint"
+FIXTURES = ELMO_FIXTURES / "bilm_tf_checkpoint"
 KINDS = ["characters", "words"]
 INDEX, SHARD = "model.ckpt-180.index", "model.ckpt-180.data-00000-of-00001"
 
@@ -105,7 +106,7 @@ def test_shards_special_words_and_archives(checkpoint, convert, tmp_path):
     model, ids = ELMoForPreTraining.from_pretrained(folder), ELMoTokenizer.from_pretrained(folder).get_vocab()
     rows = [ids[word] for word in words]
     for name, table in (("softmax/W", model.softmax.weight), ("embedding", model.elmo.word_embeddings.weight)):
-        np.testing.assert_array_equal(table[rows].detach().numpy(), original[f"lm/{name}"])
+        assert_array_equal(table[rows].detach().numpy(), original[f"lm/{name}"])
 
 
 def test_newest_checkpoint_and_step(checkpoint, tmp_path):
@@ -158,7 +159,7 @@ def test_accumulators_have_the_layout_of_the_parameters(convert, kind):
     slots = {original_name(name.removesuffix("/Adagrad")): name for name in arrays if name.endswith("/Adagrad")}
     assert back.keys() == slots.keys()
     for original, name in slots.items():
-        np.testing.assert_array_equal(back[original].numpy(), arrays[name])
+        assert_array_equal(back[original].numpy(), arrays[name])
     assert found["softmax.weight"][0].eq(1).all()  # <PAD>: an accumulator of 0 would divide by 0
 
 
@@ -172,7 +173,7 @@ def tied(checkpoint, convert):
 def test_a_shared_table_is_loaded_saved_and_exported_once(tied, tmp_path):
     model = ELMoForPreTraining.from_pretrained(tied)
     assert model.softmax.weight is model.elmo.word_embeddings.weight and model.config.has_softmax
-    np.testing.assert_array_equal(model.softmax.weight[1:].detach().numpy(), read("words")["lm/embedding"])
+    assert_array_equal(model.softmax.weight[1:].detach().numpy(), read("words")["lm/embedding"])
     assert set(load_file(tied / "model.safetensors")) == set(load_file(tied / OPTIMIZER_STATE))
     model.save_pretrained(tmp_path / "again")
     again = ELMoForPreTraining.from_pretrained(tmp_path / "again")
@@ -215,7 +216,7 @@ def test_shards_blocks_and_dtypes(tmp_path):
     found = read_bundle(tmp_path)
     assert list(found) == sorted(arrays)
     for name, array in arrays.items():
-        np.testing.assert_array_equal(found[name], array)
+        assert_array_equal(found[name], array)
 
 
 @pytest.mark.parametrize(
@@ -268,4 +269,4 @@ def test_tensorflow_reads_the_same():
     found = read("characters")
     assert set(reader.get_variable_to_shape_map()) == set(found)
     for name, array in found.items():
-        np.testing.assert_array_equal(array, reader.get_tensor(name))
+        assert_array_equal(array, reader.get_tensor(name))

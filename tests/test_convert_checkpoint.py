@@ -8,15 +8,14 @@ import h5py
 import numpy as np
 import pytest
 import torch
+from places import ELMO_FIXTURES, ROOT
 
 from modeling_elmo.conversion.files import read_arrays
 from modeling_elmo.run_scripts import convert_checkpoint, push_to_hub
 from modeling_elmo.run_scripts.convert_checkpoint import main
 from modeling_elmo.tokenization.tokenization_elmo import ELMoTokenizer
 
-ROOT = Path(__file__).resolve().parents[1]
-FIXTURES = ROOT / "tests" / "fixtures" / "elmo_fixtures"
-WEIGHTS, OPTIONS = FIXTURES / "allennlp" / "lm_weights.hdf5", FIXTURES / "allennlp" / "options.json"
+WEIGHTS, OPTIONS = ELMO_FIXTURES / "allennlp" / "lm_weights.hdf5", ELMO_FIXTURES / "allennlp" / "options.json"
 ALLENNLP = ["--weights", str(WEIGHTS), "--options", str(OPTIONS)]
 SHIPPED = ROOT / "model_cards" / "elmo-small-en"
 
@@ -76,7 +75,7 @@ def test_options_that_cannot_be_combined(arguments, message, tmp_path, monkeypat
 @pytest.mark.parametrize("kind", ["characters", "words"])
 def test_a_tensorflow_checkpoint_is_recognized(tmp_path, capsys, kind):
     """Its folder has HDF5 weights, too, as archives of NLPL have."""
-    source = FIXTURES / "bilm_tf_checkpoint" / kind
+    source = ELMO_FIXTURES / "bilm_tf_checkpoint" / kind
     main(["--weights", str(source), "--output_dir", str(tmp_path / "model"), "--step", "180", "--optimizer_state"])
     assert f"{source}: a TensorFlow checkpoint of bilm-tf\n" in capsys.readouterr().out
     card = (tmp_path / "model" / "README.md").read_text("utf-8")
@@ -88,7 +87,9 @@ def test_a_tensorflow_checkpoint_is_recognized(tmp_path, capsys, kind):
 
 def test_hdf5_weights_are_recognized(tmp_path, capsys):
     folder = tmp_path / "checkpoint"
-    shutil.copytree(FIXTURES / "bilm_tf_checkpoint" / "words", folder, ignore=shutil.ignore_patterns("model.ckpt*"))
+    shutil.copytree(
+        ELMO_FIXTURES / "bilm_tf_checkpoint" / "words", folder, ignore=shutil.ignore_patterns("model.ckpt*")
+    )
     given = ["--weights", str(folder), "--output_dir", str(tmp_path / "model"), "--pre_tokenization", "whitespace"]
     with pytest.raises(ValueError, match="--step 1 has no effect because .* is HDF5 weights of bilm-tf or AllenNLP;"):
         main([*given, "--step", "1"])
@@ -99,7 +100,7 @@ def test_hdf5_weights_are_recognized(tmp_path, capsys):
 
 
 def test_a_file_of_a_folder_is_told(tmp_path):
-    source = FIXTURES / "bilm_tf_checkpoint" / "words"
+    source = ELMO_FIXTURES / "bilm_tf_checkpoint" / "words"
     for name in ("model.ckpt-180.index", "model.ckpt-180.data-00000-of-00001"):
         with pytest.raises(ValueError, match=f"{name} is one file; pass the folder of the checkpoint, and --step"):
             main(["--weights", str(source / name), "--output_dir", str(tmp_path / "model")])
@@ -118,7 +119,7 @@ def test_folders_of_no_format_are_refused(tmp_path):
 
 
 def test_elmoformanylangs_there_and_back(tmp_path, capsys, monkeypatch):
-    source, model = FIXTURES / "manylangs" / "characters_and_words", tmp_path / "model"
+    source, model = ELMO_FIXTURES / "manylangs" / "characters_and_words", tmp_path / "model"
     given = ["--weights", str(source), "--output_dir", str(model)]
     main(given)
     assert f"{source}: a checkpoint of ELMoForManyLangs\n" in capsys.readouterr().out

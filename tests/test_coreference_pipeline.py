@@ -9,7 +9,7 @@ from types import SimpleNamespace
 import datasets
 import pytest
 import torch
-from bilm_models import save
+from bilm_models import save, seeded
 from head_models import make_coreference_pipeline
 from transformers import pipeline
 
@@ -141,7 +141,7 @@ def plain_windows(lengths, max_words) -> list[tuple[int, int, int]]:
 
 @pytest.mark.parametrize("max_words", [1, 3, 7, 10, 40, 1000])
 def test_windows_equal_plain_loops(max_words):
-    generator = torch.Generator().manual_seed(max_words)
+    generator = seeded(max_words)
     for count in (1, 2, 9, 30):
         lengths = torch.randint(1, 9, (count,), generator=generator).tolist()
         windows = list(windows_of(lengths, max_words))

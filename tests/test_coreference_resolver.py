@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from bilm_models import seeded
 from head_models import check_weights_on_disk, fails, losses_of_spans, make_batch, make_model, read_by
 from huggingface_hub.errors import StrictDataclassError
 from torch.testing import assert_close
@@ -16,7 +17,7 @@ MENTIONS = torch.tensor([[0, 1, 2, 0], [0, 2, 2, 1], [2, 1, 1, 1], [3, 1, 3, 0],
 def make_resolver(**options):
     """Without dropout, and with random scores around 0."""
     model = make_model(ELMoForCoreferenceResolution, **{"lexical_dropout": 0.0, "num_labels": 2, **options})
-    generator = torch.Generator().manual_seed(1)
+    generator = seeded(1)
     with torch.no_grad():
         for parameter in model.ranker.parameters():
             parameter.copy_(0.4 * torch.randn(parameter.shape, generator=generator))

@@ -9,13 +9,13 @@ from pathlib import Path
 import pytest
 import zstandard
 from datasets import Dataset, DatasetDict
+from places import TEXT
 from task_worker import written
 
 from modeling_elmo.run_scripts.pretraining import corpus as corpus_module
 from modeling_elmo.run_scripts.pretraining.corpus import Corpus, CorpusArguments, Survey
 from modeling_elmo.tokenization.elmo_pretokenization import TextSplitter
 
-TEXT = Path(__file__).parent / "fixtures" / "text"
 ENGLISH = (TEXT / "en.txt").read_text("utf-8").splitlines()
 
 

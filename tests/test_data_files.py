@@ -7,10 +7,11 @@ import csv
 import gzip
 import io
 import json
-from pathlib import Path, PureWindowsPath
+from pathlib import PureWindowsPath
 
 import pytest
 import zstandard
+from places import FIXTURES
 from task_worker import written
 
 from modeling_elmo.run_scripts.benchmarks.text import read_sentences
@@ -401,7 +402,7 @@ def test_quoted_cells_of_columns(tmp_path, warnings_of_transformers):
 # First columns
 
 CONLL_X = "1\tThe\tthe\tDET\n2\tcat\tcat\tNOUN\n3\tsat\tsit\tVERB\n\n1\tA\ta\tDET\n2\tdog\tdog\tNOUN\n"
-LITBANK = Path(__file__).parent / "fixtures" / "tasks" / "litbank_dev.conll"
+LITBANK = FIXTURES / "tasks" / "litbank_dev.conll"
 
 
 @pytest.mark.parametrize(

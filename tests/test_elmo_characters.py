@@ -10,11 +10,11 @@ from unittest import mock
 
 import numpy as np
 import pytest
+from bilm_models import make_tokenizer
 from datasets import Dataset
 from hypothesis import given
 from hypothesis import strategies as st
 
-from modeling_elmo import ELMoTokenizer
 from modeling_elmo.run_scripts.program.command_line import is_mistake_of_user
 from modeling_elmo.tokenization.elmo_characters import (
     LexiconAlphabet,
@@ -190,7 +190,7 @@ GIVEN = {"is_split_into_words": True}
 
 @pytest.fixture(scope="module")
 def tokenizer():
-    return ELMoTokenizer(vocab=["<S>", "</S>", "<UNK>", "the"])
+    return make_tokenizer("the")
 
 
 @pytest.mark.parametrize(
@@ -272,7 +272,7 @@ def test_a_tokenizer_without_a_maximum_does_not_cut(tokenizer, options):
 
 
 def test_later_settings_do_not_change_encodings():
-    tokenizer = ELMoTokenizer(vocab=["<S>", "</S>", "<UNK>", "the"])
+    tokenizer = make_tokenizer("the")
     texts, options = ["the cat", "a"], {"padding": True}
     lazy, computed = tokenizer(texts, **options), tokenizer(texts, **options, return_special_tokens_mask=True)
     tokenizer.padding_side = "left"

@@ -1,11 +1,11 @@
 import re
 import unicodedata
-from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from nltk.tokenize import TreebankWordTokenizer
+from places import TEXT
 from sacremoses import MosesTokenizer
 
 from modeling_elmo.tokenization.elmo_pretokenization import (
@@ -13,8 +13,6 @@ from modeling_elmo.tokenization.elmo_pretokenization import (
     TextSplitter,
     places_of,
 )
-
-TEXT = Path(__file__).parent / "fixtures" / "text"
 
 ANY_TEXT = st.text(alphabet=st.characters(exclude_categories=["Cs"]))
 # Random characters rarely look like sentences; these pieces do.

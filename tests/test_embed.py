@@ -20,14 +20,14 @@ import numpy as np
 import psutil
 import pytest
 import torch
-from bilm_models import save
+from bilm_models import make_tokenizer, needs_int8, save
+from places import ELMO_FIXTURES, FIXTURES
 from pretraining_worker import arguments_of, torchrun, two_machines
 from task_worker import written
 
 from modeling_elmo import ELMoConfig, ELMoForPreTraining, ELMoModel, ELMoTokenizer
 from modeling_elmo.conversion.formats import convert_checkpoint, load_for_export
 from modeling_elmo.conversion.original import OriginalCheckpoint
-from modeling_elmo.kernels.int8 import int8_obstacle
 from modeling_elmo.run_scripts import embed
 from modeling_elmo.run_scripts.program import processes
 from modeling_elmo.run_scripts.program.files import read_json
@@ -35,7 +35,6 @@ from modeling_elmo.run_scripts.program.models import load_pretrained
 from modeling_elmo.run_scripts.vectors import embedding, outputs
 from modeling_elmo.run_scripts.vectors.lines import fasta_records
 
-ROOT = Path(__file__).parents[1]
 TOLERANCE = 2e-6
 DIM, LAYERS = 12, 3
 LINES = [
@@ -50,7 +49,7 @@ LINES = [
     "They  play\tchess",  # other white space
 ]
 WORDS = [line.split() for line in LINES]
-PROTEINS = ROOT / "tests" / "fixtures" / "proteins" / "proteins.fasta"
+PROTEINS = FIXTURES / "proteins" / "proteins.fasta"
 
 
 def tiny(**options):
@@ -213,7 +212,7 @@ def test_without_its_instructions_bfloat16_becomes_float32(obstacle, embedded, t
     assert settings["compute_dtype"] == ("bfloat16" if obstacle is None else "float32")
 
 
-@pytest.mark.skipif(int8_obstacle() is not None, reason=f"8 bits are not fast here: {int8_obstacle()}")
+@needs_int8
 def test_int8_computation(embedded, loaded):
     found = read(embedded(compute_dtype="int8", layers="top"))
     assert found[0].dtype == np.float32
@@ -284,7 +283,7 @@ def test_letters_of_a_text(embedded, tmp_path):
 
 def test_word_level_model(embedded, tmp_path):
     model = ELMoModel(tiny(char_vocab_size=0, word_embedding_size=6, vocab_size=6)).eval()
-    save(tmp_path / "m", model, ELMoTokenizer(vocab=["<S>", "</S>", "<UNK>", "play", "chess"]))
+    save(tmp_path / "m", model, make_tokenizer("play", "chess"))
     found = read(embedded(model=tmp_path / "m"))
     with torch.no_grad():
         ids = torch.tensor([[1, 3, 4, 5, 2]])
@@ -692,7 +691,7 @@ def test_an_interruption_keeps_the_states(embedded, stream, monkeypatch):
 
 def test_files_of_allennlps_embedder(embedded, tmp_path):
     """Its `ElmoEmbedder` wrote ten batches of three sentences."""
-    folder = ROOT / "tests" / "fixtures" / "elmo_fixtures" / "allennlp"
+    folder = ELMO_FIXTURES / "allennlp"
     weights, options = folder / "lm_weights.hdf5", folder / "options.json"
     model = convert_checkpoint(OriginalCheckpoint, weights, tmp_path / "model", "whitespace", options=options)
     lists = read_json(folder / "sentences.json")

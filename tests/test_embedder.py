@@ -11,12 +11,12 @@ import datasets
 import numpy as np
 import pytest
 import torch
+from places import ROOT
 from task_worker import bilm
 
 from modeling_elmo import ELMoModel, ELMoTokenizer
 from modeling_elmo.run_scripts.vectors.embedder import Embedder
 
-ROOT = Path(__file__).parents[1]
 TEXTS = ["They didn't play chess.", "", "one", "밥 말이 😀", "one two three four five six seven"] * 3
 TOLERANCE = 2e-6
 # Without one thread in the workers they wait forever: the threads of the parent are not copied by `fork`.

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from bilm_models import computed_by, make_batch, tiny_model
+from bilm_models import computed_by, make_batch, make_tokenizer, seeded, tiny_model
 from bilm_models import make_model as make_bilm
 from head_models import fails
 from plain_elmo import PlainELMo
@@ -18,7 +18,6 @@ from torch.utils._pytree import tree_leaves
 from modeling_elmo import (
     ELMoForTokenClassification,
     ELMoModel,
-    ELMoTokenizer,
     encoder,
 )
 from modeling_elmo.encoder import distinct_rows
@@ -41,6 +40,10 @@ def make_model(**overrides):
     for convolution in model.char_encoder.convolutions:
         convolution.bias.data.normal_()
     return model
+
+
+def assert_near(found, expected):
+    assert_close(found, expected, atol=1e-6, rtol=1e-5)
 
 
 def make_words(count, config):
@@ -69,8 +72,7 @@ def test_gradients_equal_the_definition(options, count):
     words[::3, 1] = 0  # the padding character, which has no gradient
     parameters = model._word_parameters()
     found = [torch.autograd.grad(run(model, words, b).sin().sum(), parameters) for b in ("reference", "training")]
-    for mine, theirs in zip(*found, strict=True):
-        assert_close(mine, theirs)
+    assert_close(*found)
 
 
 @pytest.mark.parametrize("backend", ["reference", "inference", "training"])
@@ -110,7 +112,7 @@ def test_tables_follow_the_parameters(part):
         change()
         after = run(model, words, "inference")
         assert (after - before).abs().max() > 1e-3
-        assert_close(after, run(model, words, "reference"), atol=1e-6, rtol=1e-5)
+        assert_near(after, run(model, words, "reference"))
         before = after
 
 
@@ -122,11 +124,11 @@ def test_a_write_to_a_row_is_seen():
         run(model, words, "inference")
         model.char_encoder.char_embeddings.weight.data[row] = 3.0
         expected = run(model, words, "reference")
-        assert_close(run(model, words, "inference"), expected, atol=1e-6, rtol=1e-5)
+        assert_near(run(model, words, "inference"), expected)
 
 
 def test_distinct_rows_survive_equal_hashes(monkeypatch):
-    rows = torch.randint(0, 3, (50, 4), generator=torch.Generator().manual_seed(0))
+    rows = torch.randint(0, 3, (50, 4), generator=seeded())
     for _ in range(2):
         distinct, inverse = distinct_rows(rows)
         assert torch.equal(distinct[inverse], rows)
@@ -135,12 +137,12 @@ def test_distinct_rows_survive_equal_hashes(monkeypatch):
 
 
 def make_pair(word_embedding_size=0, cls=ELMoModel, seed=0):
-    tokenizer = ELMoTokenizer(vocab=["<S>", "</S>", "<UNK>", "play", "plays"])
+    tokenizer = make_tokenizer("play", "plays")
     sizes = {"vocab_size": len(tokenizer), "word_embedding_size": word_embedding_size}
     return tiny_model(cls, seed, **sizes), tokenizer
 
 
-def vectors(model, tokenizer, words):
+def vectors(model, tokenizer, words=WORDS):
     encoding = tokenizer(words, is_split_into_words=True, return_tensors="pt")
     with torch.no_grad():
         return getattr(model, "elmo", model)(**encoding).last_hidden_state
@@ -160,16 +162,16 @@ def test_the_cache_reads_rows_in_any_shape():
     rows = model.word_ids(inputs["character_ids"], inputs["input_ids"])
     expected = model.encode_words(rows)
     model.cache_vocabulary(WORDS[:4], tokenizer)
-    assert_close(model.encode_words(rows), expected, atol=1e-6, rtol=1e-5)
+    assert_near(model.encode_words(rows), expected)
 
 
 @pytest.mark.parametrize("width", [0, 5])
 def test_known_words_are_looked_up_and_others_computed(width, monkeypatch):
     model, tokenizer = make_pair(width)
-    expected = vectors(model, tokenizer, WORDS)
+    expected = vectors(model, tokenizer)
     model.cache_vocabulary(WORDS[:4] * 2, tokenizer, batch_size=3)
     counts = count_computed(model, monkeypatch)
-    assert_close(vectors(model, tokenizer, WORDS), expected, atol=1e-6, rtol=1e-5)
+    assert_near(vectors(model, tokenizer), expected)
     assert counts == [len(WORDS) - 4]  # the cache also has the markers
     vectors(model, tokenizer, WORDS[:4])
     assert counts == [len(WORDS) - 4]
@@ -184,10 +186,10 @@ def test_known_words_are_looked_up_and_others_computed(width, monkeypatch):
 
 def test_words_with_equal_hashes_are_told_apart(monkeypatch):
     model, tokenizer = make_pair()
-    expected = vectors(model, tokenizer, WORDS)
+    expected = vectors(model, tokenizer)
     monkeypatch.setattr(encoder, "row_hashes", lambda rows: rows.long().sum(1) * 0)
     model.cache_vocabulary(WORDS, tokenizer)
-    assert_close(vectors(model, tokenizer, WORDS), expected, atol=1e-6, rtol=1e-5)
+    assert_near(vectors(model, tokenizer), expected)
 
 
 @pytest.mark.parametrize(
@@ -202,10 +204,10 @@ def test_a_changed_encoder_drops_the_cache(change):
     """What does not change the encoder keeps it."""
     model, tokenizer = make_pair()
     model.cache_vocabulary(WORDS, tokenizer)
-    vectors(model, tokenizer, WORDS)
+    vectors(model, tokenizer)
     model.load_state_dict(copy.deepcopy(model.state_dict()))  # the same values, written again
     model.forward_lstm.layers[0].state_linear.weight.data.add_(1e-3)
-    vectors(model, tokenizer, WORDS)
+    vectors(model, tokenizer)
     for dtype in (torch.bfloat16, torch.float64, torch.float32):
         vectors(model.to(dtype), tokenizer, WORDS)
         assert model.vocabulary_cache is not None
@@ -213,8 +215,8 @@ def test_a_changed_encoder_drops_the_cache(change):
     change(model)
     fresh, _ = make_pair()
     fresh.load_state_dict(model.state_dict())
-    expected = vectors(fresh, tokenizer, WORDS)
-    assert_close(vectors(model, tokenizer, WORDS), expected, atol=1e-6, rtol=1e-5)
+    expected = vectors(fresh, tokenizer)
+    assert_near(vectors(model, tokenizer), expected)
     assert model.vocabulary_cache is None
 
 
@@ -227,14 +229,14 @@ def test_a_saved_cache_is_loaded(tmp_path, cls, dtype, monkeypatch):
     loaded.save_pretrained(tmp_path / "again")
     loaded = cls.from_pretrained(tmp_path / "again", dtype=dtype)
     counts = count_computed(getattr(loaded, "elmo", loaded), monkeypatch)
-    found = vectors(loaded, tokenizer, WORDS)
+    found = vectors(loaded, tokenizer)
     assert counts == [len(WORDS) - 3]
     tolerance = 1e-6 if dtype == torch.float32 else 2e-2
-    assert_close(found.float(), vectors(model, tokenizer, WORDS), atol=tolerance, rtol=tolerance)
+    assert_close(found.float(), vectors(model, tokenizer), atol=tolerance, rtol=tolerance)
     model.char_encoder.convolutions[0].weight.data += 1e-3  # a cache of other weights is refused, and saved no more
     model.save_pretrained(tmp_path / "base")
     loaded = cls.from_pretrained(tmp_path / "base", dtype=dtype)
-    vectors(loaded, tokenizer, WORDS)
+    vectors(loaded, tokenizer)
     loaded.save_pretrained(tmp_path / "again")
     for each in (loaded, cls.from_pretrained(tmp_path / "again")):
         assert getattr(each, "elmo", each).vocabulary_cache is None
@@ -250,9 +252,9 @@ def test_several_devices_need_not_exchange_the_cache():
 def test_a_cache_does_not_hide_words_from_a_hook():
     model, tokenizer = make_pair()
     model.cache_vocabulary(WORDS, tokenizer)
-    expected, seen = vectors(model, tokenizer, WORDS), []
+    expected, seen = vectors(model, tokenizer), []
     model.char_encoder.register_forward_hook(lambda *call: seen.append(call[2]))
-    assert_close(vectors(model, tokenizer, WORDS), expected, atol=1e-6, rtol=1e-5)
+    assert_near(vectors(model, tokenizer), expected)
     assert seen[0].shape[:2] == (1, len(WORDS) + 2)
     with pytest.raises(ValueError, match="remove the hook"):
         model.cache_vocabulary(WORDS, tokenizer)
@@ -260,12 +262,12 @@ def test_a_cache_does_not_hide_words_from_a_hook():
 
 def test_a_saved_cache_of_an_offloaded_encoder(tmp_path):
     model, tokenizer = make_pair()
-    expected = vectors(model, tokenizer, WORDS)
+    expected = vectors(model, tokenizer)
     model.cache_vocabulary(WORDS, tokenizer, save=True)
     model.save_pretrained(tmp_path)
     places = {name: "disk" if name == "char_encoder" else "cpu" for name, _ in model.named_children()}
     loaded = ELMoModel.from_pretrained(tmp_path, device_map=places, offload_folder=tmp_path).eval()
-    assert_close(vectors(loaded, tokenizer, WORDS), expected, atol=1e-6, rtol=1e-5)
+    assert_near(vectors(loaded, tokenizer), expected)
     with pytest.raises(ValueError, match="weights of the token encoder are offloaded by `device_map`"):
         loaded.cache_vocabulary(WORDS, tokenizer)
 
@@ -283,7 +285,7 @@ def test_a_cache_needs_no_float64():
     model, tokenizer = make_pair()
     with WithoutFloat64():
         model.cache_vocabulary(WORDS, tokenizer)
-        vectors(model, tokenizer, WORDS)
+        vectors(model, tokenizer)
     assert model.vocabulary_cache.sums
 
 

@@ -9,7 +9,6 @@ import threading
 import time
 from dataclasses import replace
 from importlib.util import module_from_spec
-from pathlib import Path
 
 import httpx
 import numpy as np
@@ -17,8 +16,10 @@ import psutil
 import pytest
 import torch
 import torch.nn.functional as F
-from bilm_models import save, tiny_model
+from bilm_models import make_tokenizer, save, tiny_model
 from golden import check_golden
+from numpy.testing import assert_allclose
+from places import FIXTURES, ROOT
 from sklearn.decomposition import PCA
 from transformers import pipeline
 
@@ -35,9 +36,8 @@ from modeling_elmo.run_scripts import explore
 from modeling_elmo.run_scripts.explorer import readings
 from modeling_elmo.run_scripts.pretraining.corpus import Corpus
 
-ROOT = Path(__file__).parents[1]
 ENGLISH, KOREAN = (str(ROOT / "model_cards" / f"elmo-small-{language}") for language in ("en", "ko"))
-PLAY = ROOT / "tests" / "fixtures" / "demo" / "play.txt"
+PLAY = FIXTURES / "demo" / "play.txt"
 TEXT = "The play was a success.\n\n  They play chess. \nA play, then."
 LINES = ["The play was a success.", "They play chess.", "A play, then."]
 STORY = "Ada wrote it, in 1843.\nShe knew Mr. Babbage."
@@ -81,7 +81,7 @@ def corpus(tmp_path_factory):
 def head_folders(tmp_path_factory):
     """Small random heads of every task."""
     root = tmp_path_factory.mktemp("heads")
-    tokenizer = ELMoTokenizer(vocab=["<S>", "</S>", "<UNK>"])
+    tokenizer = make_tokenizer()
     for name, (cls, options) in HEADS.items():
         model = tiny_model(cls, vocab_size=len(tokenizer), task_hidden_size=6, **options)
         for key, parameter in model.named_parameters():
@@ -106,7 +106,7 @@ def test_cosines_are_those_of_the_model(english, plain_english):
     assert [words for words, _ in found] == [line.replace(".", " .").replace(",", " ,").split() for line in LINES]
     for (_, cosines), layers in zip(found, expected, strict=True):
         wanted = torch.cosine_similarity(layers, chosen[:, None], dim=-1)
-        np.testing.assert_allclose(cosines, wanted, atol=1e-5)
+        assert_allclose(cosines, wanted, atol=1e-5)
     assert found[1][1][:, 1] == pytest.approx(1, abs=1e-5) and found[0][1][0, 1] == pytest.approx(1, abs=1e-5)
     assert found[0][1][2, 1] < 0.9  # in the top layer, a play on a stage is not what chess players do
 
@@ -126,11 +126,11 @@ def test_nearest_uses_are_those_of_plain_cosines(english, plain_english, corpus)
     cosines = vectors @ vectors[1]
     order = [row for row in np.argsort(-cosines, kind="stable") if found.uses[row].words is not found.uses[1].words]
     wanted = cosines[order[: readings.SHOWN_USES]]
-    np.testing.assert_allclose([cosine for _, cosine in found.nearest], wanted, atol=1e-4)
-    np.testing.assert_allclose(cosines[[near for near, _ in found.nearest]], wanted, atol=1e-4)
+    assert_allclose([cosine for _, cosine in found.nearest], wanted, atol=1e-4)
+    assert_allclose(cosines[[near for near, _ in found.nearest]], wanted, atol=1e-4)
     plane = PCA(2).fit(vectors)
-    np.testing.assert_allclose(found.shares, plane.explained_variance_ratio_, atol=1e-4)
-    np.testing.assert_allclose(np.abs(found.points), np.abs(plane.transform(vectors)), atol=1e-3)  # up to their signs
+    assert_allclose(found.shares, plane.explained_variance_ratio_, atol=1e-4)
+    assert_allclose(np.abs(found.points), np.abs(plane.transform(vectors)), atol=1e-3)  # up to their signs
 
 
 @torch.no_grad()
@@ -148,12 +148,12 @@ def test_expectations_are_those_of_the_softmax(english, plain_english):
         ids = encoding["input_ids"][0, 1:-1, None]
         for log_probs, shown in zip(ways, ("forward_bits", "backward_bits"), strict=True):
             bits = [getattr(each, shown) for each in row]
-            np.testing.assert_allclose(bits, -log_probs.gather(1, ids)[:, 0] / math.log(2), atol=1e-3)
+            assert_allclose(bits, -log_probs.gather(1, ids)[:, 0] / math.log(2), atol=1e-3)
         ways.append((ways[0] + ways[1]).log_softmax(-1))
         for log_probs, shown in zip(ways, ("forward", "backward", "both"), strict=True):
             values, words = log_probs.topk(readings.SHOWN_PREDICTIONS)
             guesses = [getattr(each, shown) for each in row]
-            np.testing.assert_allclose([[guess.log_prob for guess in each] for each in guesses], values, atol=1e-3)
+            assert_allclose([[guess.log_prob for guess in each] for each in guesses], values, atol=1e-3)
             assert [[guess.word for guess in each] for each in guesses] == [
                 tokenizer.convert_ids_to_tokens(each.tolist()) for each in words
             ]

@@ -1,20 +1,19 @@
 """The explorer as a person sees it: `make test-browser`. It needs Chromium and the package playwright."""
 
 import shutil
-from pathlib import Path
 
 import pytest
 import torch
-from bilm_models import save, tiny_model
+from bilm_models import make_tokenizer, save, tiny_model
+from places import FIXTURES, ROOT
 
-from modeling_elmo import ELMoForTokenClassification, ELMoTokenizer
+from modeling_elmo import ELMoForTokenClassification
 
 gradio = pytest.importorskip("gradio")
 playwright = pytest.importorskip("playwright.sync_api", reason="`make test-browser` installs playwright")
 
-ROOT = Path(__file__).parents[1]
 ENGLISH, KOREAN = (str(ROOT / "model_cards" / f"elmo-small-{language}") for language in ("en", "ko"))
-PLAY = str(ROOT / "tests" / "fixtures" / "demo" / "play.txt")
+PLAY = str(FIXTURES / "demo" / "play.txt")
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 PATIENCE = 120_000  # milliseconds, for a busy machine
 
@@ -26,7 +25,7 @@ def address(tmp_path_factory):
     """A page with two biLMs, and a tagger that finds something in any text."""
     from modeling_elmo.run_scripts.explorer.page import LAUNCH_OPTIONS, build_page
 
-    tokenizer, tagger = ELMoTokenizer(vocab=["<S>", "</S>", "<UNK>"]), tmp_path_factory.mktemp("heads") / "finder"
+    tokenizer, tagger = make_tokenizer(), tmp_path_factory.mktemp("heads") / "finder"
     options = {"head": "linear", "id2label": {0: "O", 1: "B-X"}}
     model = tiny_model(ELMoForTokenClassification, vocab_size=len(tokenizer), **options)
     with torch.no_grad():

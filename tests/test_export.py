@@ -3,16 +3,16 @@
 import importlib.util
 import json
 import sys
-from pathlib import Path
 from types import SimpleNamespace
 
 import h5py
 import numpy as np
 import pytest
 import torch
-from bilm_models import tiny_model
+from bilm_models import make_tokenizer, seeded, tiny_model
 from clean_python import run
 from head_models import make_model, stirred
+from places import ELMO_FIXTURES
 
 from modeling_elmo import (
     ELMoForPreTraining,
@@ -27,7 +27,7 @@ from modeling_elmo.conversion.original import OriginalCheckpoint
 from modeling_elmo.run_scripts import export
 from modeling_elmo.run_scripts.export import PACKAGES_OF_ONNX, check_exportable, load_onnx
 
-ALLENNLP = Path(__file__).parent / "fixtures" / "elmo_fixtures" / "allennlp"
+ALLENNLP = ELMO_FIXTURES / "allennlp"
 WITH_ONNX = pytest.mark.skipif(
     not all(map(importlib.util.find_spec, PACKAGES_OF_ONNX)), reason="needs onnx, onnxscript and onnxruntime"
 )
@@ -109,7 +109,7 @@ def test_exported_program_alone(folder, tmp_path, capsys):
 @pytest.mark.parametrize("rows, words", [(1, 1), (3, 1), (4, 9)])
 def test_onnx_at_every_size_and_mask(folder, onnx_folder, rows, words):
     model, run_onnx = ELMoModel.from_pretrained(folder).eval(), load_onnx(onnx_folder / "model.onnx")
-    generator = torch.Generator().manual_seed(words)
+    generator = seeded(words)
     mask = torch.rand(rows, words, generator=generator) < 0.6
     mask[0, 0] = True
     characters = torch.randint(1, 262, (rows, words, 50), generator=generator) * mask[..., None]
@@ -122,7 +122,7 @@ def test_onnx_at_every_size_and_mask(folder, onnx_folder, rows, words):
 def test_tags_at_every_size_and_mask(tmp_path):
     """biLSTMs and a CRF with constraints: the same probabilities, and the same best sequence."""
     model = stirred(make_model(ELMoForTokenClassification, elmo_placement="both"))
-    generator = torch.Generator().manual_seed(0)
+    generator = seeded()
     batches = []
     for rows, words in ((2, 5), (1, 1), (3, 1), (4, 9)):
         mask = torch.rand(rows, words, generator=generator) < 0.6
@@ -186,7 +186,7 @@ def test_example_spells_as_the_tokenizer(onnx_folder, plain_signs):
 
 def save(folder, model):
     model.save_pretrained(folder)
-    ELMoTokenizer(vocab=["<S>", "</S>", "<UNK>", "play"]).save_pretrained(folder)
+    make_tokenizer("play").save_pretrained(folder)
     return folder
 
 

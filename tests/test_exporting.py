@@ -2,12 +2,12 @@
 
 import pytest
 import torch
-from bilm_models import tiny_model
+from bilm_models import seeded, tiny_model
 
 
 def inputs_of(rows, words):
     """States, and words with a mask of any pattern. The first row is full and the last, if there are more, is empty."""
-    generator = torch.Generator().manual_seed(rows * 100 + words)
+    generator = seeded(rows * 100 + words)
     mask = torch.rand(rows, words, generator=generator) < 0.6
     mask[0], mask[1:][-1:] = True, False
     characters = torch.randint(1, 262, (rows, words, 6), generator=generator) * mask[..., None]

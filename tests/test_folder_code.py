@@ -2,20 +2,20 @@
 
 import json
 import shutil
-from pathlib import Path
 
 import huggingface_hub
 import pytest
 import torch
 from bilm_models import save, tiny_model
 from clean_python import new_environment, run
+from places import FIXTURES
 from transformers import AutoModelForQuestionAnswering, AutoTokenizer, pipeline
 
 import modeling_elmo
 from modeling_elmo import ELMoConfig, ELMoForQuestionAnswering, ELMoModel, ELMoTokenizer
 from modeling_elmo.shipping import generate
 
-ARCHIVE = Path(__file__).parent / "fixtures" / "folder_of_19_files.zip"  # a small reader
+ARCHIVE = FIXTURES / "folder_of_19_files.zip"  # a small reader
 QUESTION, CONTEXT = "Where is he?", "He is in London."
 # Printed by the version that saved the folder: the logits of the start, at "no answer" and at the context's words.
 STARTS = [0.0157, -0.0279, -0.0370, -0.0410, -0.0441, -0.0408]

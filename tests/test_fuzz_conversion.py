@@ -3,7 +3,6 @@
 import json
 import shutil
 from collections import Counter
-from pathlib import Path
 from typing import Any
 
 import h5py
@@ -12,6 +11,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from places import ELMO_FIXTURES
 
 from modeling_elmo.conversion.formats import to_original
 from modeling_elmo.conversion.manylangs import MANYLANGS_KEYS, PICKLES, ManyLangsCheckpoint
@@ -19,7 +19,6 @@ from modeling_elmo.conversion.original import KEYS, OriginalCheckpoint
 from modeling_elmo.conversion.tensorflow import TensorFlowCheckpoint
 from modeling_elmo.run_scripts.program.command_line import is_mistake_of_user
 
-FIXTURES = Path(__file__).parent / "fixtures" / "elmo_fixtures"
 HDF5, MANYLANGS, TENSORFLOW = "variants/no_clip", "manylangs/characters_and_words", "bilm_tf_checkpoint/words"
 FORMATS = {HDF5: OriginalCheckpoint, MANYLANGS: ManyLangsCheckpoint, TENSORFLOW: TensorFlowCheckpoint}
 VALUES = [None, True, -1, 0, 1, 3, 50, 0.5, 1e300, float("nan"), "", "relu", "8", [], {}, [[1, 4]], [["a", None]], [{}]]
@@ -58,7 +57,7 @@ def arrays_in(source, folder):
         parts = {part: torch.load(folder / name, weights_only=True) for part, name in PICKLES.items()}
         return {f"{part}.{name}": array.numpy() for part, arrays in parts.items() for name, array in arrays.items()}
     if source == TENSORFLOW:
-        return TensorFlowCheckpoint.find(folder, FIXTURES / source).arrays()
+        return TensorFlowCheckpoint.find(folder, ELMO_FIXTURES / source).arrays()
     found = {}
     with h5py.File(folder / "weights.hdf5") as file:
         file.visititems(lambda name, item: found.update({name: item[()]}) if hasattr(item, "shape") else None)
@@ -85,7 +84,7 @@ def check(source, folder, scratch):
 @pytest.fixture
 def copy(request, tmp_path):
     ignored = shutil.ignore_patterns("expected.*", "sentences.json", "text.txt", "dumped_weights.hdf5")
-    shutil.copytree(FIXTURES / request.getfixturevalue("source"), tmp_path / "copy", ignore=ignored)
+    shutil.copytree(ELMO_FIXTURES / request.getfixturevalue("source"), tmp_path / "copy", ignore=ignored)
     return tmp_path / "copy"
 
 

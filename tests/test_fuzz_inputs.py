@@ -8,7 +8,6 @@ import gzip
 import json
 import re
 import zlib
-from pathlib import Path
 
 import pytest
 import torch
@@ -25,7 +24,6 @@ from modeling_elmo.run_scripts.program.data_files import column_rows, json_rows,
 from modeling_elmo.run_scripts.program.texts import numbered_lines
 from modeling_elmo.run_scripts.vectors.word_vectors import read_word_vectors
 
-TASKS = Path(__file__).parent / "fixtures" / "tasks"
 SPECIAL = ["<PAD>", "<S>", "</S>", "<UNK>"]
 WORDS = ["the", "of", "London", "밥", "a\u0301", "\U0001f600", "don't", "x" * 60]
 VALUES = [None, True, 0, -1, 3, 2.5, 10**9, 2**70, "", "x", "9" * 5000, [], [3], ["a"], {}, {"a": 1}, {"a": {}}]

@@ -6,12 +6,12 @@ from collections import Counter
 import numpy as np
 import pytest
 import torch
+from bilm_models import make_tokenizer, needs_int8
 from datasets import Dataset
 from safetensors.torch import load_file
 from task_worker import HEAD, TASKS, WNUT17, bilm, sentences_of
 
 from modeling_elmo import ELMoConfig, ELMoForPreTraining, ELMoForTokenClassification, ELMoTokenizer
-from modeling_elmo.kernels.int8 import int8_obstacle
 from modeling_elmo.run_scripts import reproduce, run_ner_no_trainer, run_task
 from modeling_elmo.run_scripts.fine_tuning.head import (
     HeadArguments,
@@ -94,7 +94,7 @@ def test_without_word_vectors_the_vocabulary_stays(options, folder, task):
 
 
 def test_the_vocabulary_of_a_bilm_with_word_vectors_stays(tmp_path, task):
-    tokenizer = ELMoTokenizer(vocab=["<S>", "</S>", "<UNK>", "the", "of"], max_word_length=16)
+    tokenizer = make_tokenizer("the", "of", max_word_length=16)
     config = ELMoConfig.from_preset("tiny", vocab_size=len(tokenizer), word_embedding_size=4, max_word_length=16)
     for part in (ELMoForPreTraining(config), tokenizer):
         part.save_pretrained(tmp_path)
@@ -219,7 +219,7 @@ def test_a_trained_head_is_not_reused(least, folder, task, tmp_path, caplog):
             assert new.shape != old.shape or not (new == old).any(), name
 
 
-@pytest.mark.skipif(int8_obstacle() is not None, reason=f"8 bits are not fast here: {int8_obstacle()}")
+@needs_int8
 def test_a_quantized_bilm_is_refused(folder, task, tmp_path):
     for part in (ELMoForPreTraining.from_pretrained(folder).quantize(), ELMoTokenizer.from_pretrained(folder)):
         part.save_pretrained(tmp_path)

@@ -14,9 +14,8 @@ import numpy as np
 import pytest
 from clean_python import new_environment
 from hub_server import TOKENS, Hub
+from places import ELMO_FIXTURES, ROOT
 
-ROOT = Path(__file__).parents[1]
-ORIGINAL = ROOT / "tests" / "fixtures" / "elmo_fixtures" / "allennlp"
 STORED_TOKEN, GIVEN_TOKEN = TOKENS  # in the author's environment; as an option
 CODE = {"configuration_elmo.py", "modeling_elmo.py", "tokenization_elmo.py"}
 WEIGHTS = {"model.safetensors", "config.json", "configuration_elmo.py", "modeling_elmo.py"}
@@ -160,7 +159,10 @@ def convert(weights, output):
 
 
 def test_originals_are_downloaded(hub, author, tmp_path):
-    hub.put("user/original", {path.name: path.read_bytes() for path in ORIGINAL.iterdir() if path.is_file()})
+    hub.put(
+        "user/original",
+        {path.name: path.read_bytes() for path in (ELMO_FIXTURES / "allennlp").iterdir() if path.is_file()},
+    )
     author("run_script", **convert("hf://user/original/lm_weights.hdf5", tmp_path / "converted"))
     assert (tmp_path / "converted" / "model.safetensors").is_file()
     for weights in ("hf://user/missing/w.hdf5", "hf://user/original@v9/w.hdf5", "hf://user/original/w.hdf5"):

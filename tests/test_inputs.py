@@ -4,6 +4,7 @@ from unittest.mock import Mock
 
 import pytest
 import torch
+from bilm_models import seeded
 from head_models import HEADS, fails, make_config
 
 from modeling_elmo import ELMoConfig, ELMoForCoreferenceResolution, ELMoForPreTraining, ELMoModel
@@ -24,7 +25,7 @@ MODELS = {
 @pytest.mark.parametrize("seed", range(5))
 def test_pack_visits_every_token_in_order(seed):
     """Against sequences found in loops: runs of equal types among the unmasked positions of a row."""
-    generator = torch.Generator().manual_seed(seed)
+    generator = seeded(seed)
     mask = torch.rand(6, 8, generator=generator) < 0.6
     types = (torch.arange(8) >= torch.randint(0, 8, (6, 1), generator=generator)).long()
     packing = pack(mask, types)

@@ -6,7 +6,7 @@ import re
 
 import pytest
 import torch
-from bilm_models import dual, jvp, needs_numbers, tiny_model
+from bilm_models import dual, jvp, needs_int8, needs_numbers, tiny_model
 from clean_python import new_environment, run
 from safetensors.torch import load_file
 from torch import nn
@@ -15,14 +15,13 @@ from transformers import AutoModel
 
 from modeling_elmo import ELMoForTokenClassification, ELMoInt8Config, ELMoModel, ELMoTokenizer, elmo_backend
 from modeling_elmo.kernels import int8
-from modeling_elmo.kernels.int8 import Int8Linear, int8_obstacle
+from modeling_elmo.kernels.int8 import Int8Linear
 from modeling_elmo.kernels.plan import make_plan
 from modeling_elmo.kernels.products import fast_linear, prepared, product
 
 pytestmark = pytest.mark.usefixtures("onednn_at_any_size")
 
 TEXTS = ["He is in (London), Paris.", "Les naïfs ægithales", "밥 먹었어?"]
-needs_int8 = pytest.mark.skipif(int8_obstacle() is not None, reason=f"8 bits are not fast here: {int8_obstacle()}")
 
 
 def plain_product(inputs, weight, bias=0):
@@ -90,7 +89,7 @@ def test_the_definition_is_within_its_rounding_of_a_linear_layer():
     assert_close(layer.to_linear().weight, linear.weight, rtol=0, atol=float(layer.scales.max()) / 2 + 1e-7)
     assert layer(inputs.bfloat16()).dtype == torch.bfloat16
     with torch.autocast("cpu"):
-        assert_close(layer(inputs), Int8Linear.from_linear(linear)(inputs), rtol=0, atol=0)
+        assert torch.equal(layer(inputs), Int8Linear.from_linear(linear)(inputs))
 
 
 @needs_int8
@@ -102,7 +101,7 @@ def test_a_quantized_model_is_near_float32_and_equals_the_backend(projected):
     expected, found = top(model), top(quantized)
     assert 1e-4 < error_of(found, expected) < 0.02
     with elmo_backend("int8"):
-        assert_close(top(model), found, rtol=0, atol=0)
+        assert torch.equal(top(model), found)
     with elmo_backend("reference"):  # a value between two integers may be rounded to the other one
         assert error_of(top(quantized), found) < 5e-3
     assert not any(type(module) is nn.Linear for module in quantized.modules())
@@ -119,7 +118,7 @@ def test_a_row_does_not_depend_on_its_batch():
     hidden[1], hidden[2] = 1e6, torch.nan
     found = top(model, initial_states=(hidden, cell))
     assert found[2].isnan().any() and not found[:2].isnan().any()
-    assert_close(found[0], alone[0], rtol=0, atol=0)
+    assert torch.equal(found[0], alone[0])
 
 
 @needs_int8
@@ -140,7 +139,7 @@ def test_saved_and_loaded(tmp_path, freeze_bilm):
             assert not info["missing_keys"] and not info["unexpected_keys"]
             assert loaded.num_parameters() == model.num_parameters()
             assert loaded.is_quantized and loaded.config.quantization_config.quant_method == "elmo_int8"
-            assert_close(loaded(**make_inputs()).logits, expected, rtol=0, atol=0)
+            assert torch.equal(loaded(**make_inputs()).logits, expected)
             assert loaded.dequantize() is loaded and not hasattr(loaded.config, "quantization_config")
             assert trainable(loaded) == trainable(model)
     assert type(loaded.elmo.forward_lstm.layers[0].projection) is nn.Linear
@@ -187,7 +186,7 @@ def test_without_the_package(tmp_path):
         "    model.save_pretrained('again')\n"
     )
     run(new_environment(tmp_path / "venv"), "-c", script, cwd=tmp_path, HF_HOME=str(tmp_path / "home"))
-    assert_close(top(AutoModel.from_pretrained(tmp_path / "again")), top(model), rtol=0, atol=0)
+    assert torch.equal(top(AutoModel.from_pretrained(tmp_path / "again")), top(model))
 
 
 @needs_int8
@@ -195,13 +194,13 @@ def test_copies_workers_and_other_processes():
     model = make_wide_model().quantize()
     expected = top(model)
     for other in (copy.deepcopy(model), pickle.loads(pickle.dumps(model))):
-        assert_close(top(other), expected, rtol=0, atol=0)
+        assert torch.equal(top(other), expected)
     other.forward_lstm.layers[0].projection.scales.mul_(2)
     assert error_of(top(other), expected) > 0.1  # the packed copy follows
     other.load_state_dict(model.state_dict())
-    assert_close(top(other), expected, rtol=0, atol=0)
+    assert torch.equal(top(other), expected)
     loader = torch.utils.data.DataLoader([0], num_workers=1, collate_fn=lambda _: top(model))
-    assert_close(next(iter(loader)), expected, rtol=0, atol=0)
+    assert torch.equal(next(iter(loader)), expected)
 
 
 @needs_int8
@@ -245,7 +244,7 @@ def test_a_processor_without_the_instructions(tmp_path, monkeypatch, caplog):
     same = copy.deepcopy(model).quantize()
     assert not getattr(same, "is_quantized", False)
     assert "stays in float32: this processor has no VNNI" in caplog.text
-    assert_close(top(same), top(model), rtol=0, atol=0)
+    assert torch.equal(top(same), top(model))
     loaded = ELMoModel.from_pretrained(tmp_path).train()
     assert type(loaded.token_projection) is nn.Linear and not loaded.is_quantized
     assert "not fast here, because this processor has no VNNI" in caplog.text

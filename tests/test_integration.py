@@ -5,6 +5,7 @@ import copy
 import numpy as np
 import pytest
 import torch
+from bilm_models import make_tokenizer
 from head_models import HEADS, batch_of, make_batch, make_model, targets_of
 from torch.nn.utils.rnn import pad_sequence
 from torch.testing import assert_close
@@ -34,10 +35,6 @@ WORDS = ["He", "is", "in", "(", "London", ")", ",", "Paris", "."]
 LABELS = {0: "O", 1: "B-LOC"}
 
 
-def tokenizer_of(*words):
-    return ELMoTokenizer(vocab=["<S>", "</S>", "<UNK>", *words])
-
-
 def tiny_config(tokenizer, **options):
     """Without dropout."""
     rates = {"dropout": 0.0, "elmo_dropout": 0.0, "task_dropout": 0.0}
@@ -48,7 +45,7 @@ def tiny_config(tokenizer, **options):
 def tagger(request):
     """A linear tagger, fitted by least squares, that finds the two places, with known and with unknown words."""
     torch.manual_seed(0)
-    tokenizer = tokenizer_of(*request.param)
+    tokenizer = make_tokenizer(*request.param)
     model = ELMoForTokenClassification(tiny_config(tokenizer, head="linear", id2label=LABELS)).eval()
     inputs = tokenizer(WORDS, is_split_into_words=True, return_tensors="pt")
     targets = torch.tensor([word in ("London", "Paris") for word in ["<S>", *WORDS, "</S>"]])
@@ -72,7 +69,7 @@ def test_pipeline_groups_entities_beside_punctuation(tagger, strategy):
 
 def test_pipeline_groups_entities_beside_typographic_signs():
     """Tokens and texts have different lengths there, which only the strategy "simple" does not read."""
-    tokenizer = ELMoTokenizer(vocab=["<S>", "</S>", "<UNK>", "Anna", "--", "..."], plain_signs=True)
+    tokenizer = make_tokenizer("Anna", "--", "...", plain_signs=True)
     model = ELMoForTokenClassification(tiny_config(tokenizer, head="linear", id2label=LABELS)).eval()
     tagger = pipeline("token-classification", model=model, tokenizer=tokenizer)
     text = "Anna— Anna…"
@@ -87,7 +84,7 @@ def test_pipeline_groups_entities_beside_typographic_signs():
 
 
 def test_pipeline_labels_the_best_sequence_of_a_crf():
-    tokenizer = tokenizer_of(*WORDS)
+    tokenizer = make_tokenizer(*WORDS)
     names = ["O", "B-LOC", "I-LOC"]
     torch.manual_seed(3)
     model = ELMoForTokenClassification(tiny_config(tokenizer, id2label=dict(enumerate(names)))).eval()
@@ -102,7 +99,7 @@ def test_pipeline_labels_the_best_sequence_of_a_crf():
 
 @pytest.mark.parametrize("batch_size", [1, 2, 4])
 def test_feature_extraction_pipeline_gives_the_top_layer(batch_size):
-    tokenizer = tokenizer_of(*WORDS)
+    tokenizer = make_tokenizer(*WORDS)
     torch.manual_seed(0)
     model = ELMoModel(tiny_config(tokenizer)).eval()
     texts = [SENTENCE, "Paris", "He is", "in"]
@@ -115,7 +112,7 @@ def test_feature_extraction_pipeline_gives_the_top_layer(batch_size):
 @pytest.mark.parametrize("options", [{"head": "linear"}, {"classifier": "bcn"}, {"classifier": "esim"}])
 def test_zero_shot_pipeline_reads_pairs(options):
     """The pipeline passes only `tokenizer.model_input_names` to the model."""
-    tokenizer = tokenizer_of(*WORDS)
+    tokenizer = make_tokenizer(*WORDS)
     ids = {"contradiction": 0, "neutral": 1, "entailment": 2}
     names = {"label2id": ids, "id2label": {index: name for name, index in ids.items()}}
     torch.manual_seed(0)
@@ -272,7 +269,7 @@ def test_trainer_evaluates_the_loss_and_gathers_only_logits(model_class, options
 def attributed(head):
     """A classifier in float64 whose answers differ, and two sentences."""
     torch.manual_seed(0)
-    tokenizer = tokenizer_of(*WORDS)
+    tokenizer = make_tokenizer(*WORDS)
     options = {"head": head, "classifier": "linear" if head == "linear" else "bcn", "num_labels": 2}
     model = ELMoForSequenceClassification(tiny_config(tokenizer, **options)).double().eval()
     with torch.no_grad():

@@ -4,7 +4,7 @@ import math
 
 import pytest
 import torch
-from bilm_models import computed_by
+from bilm_models import computed_by, seeded
 from head_models import on_rows
 from torch import nn
 from torch.testing import assert_close
@@ -30,7 +30,7 @@ def make_network(inputs=5, size=3, layers=4, dtype=torch.float64, dropout=0.0):
 
 def make_rows(inputs=5, dtype=torch.float64):
     """Random words, NaN at padding."""
-    x = torch.randn(*MASK.shape, inputs, generator=torch.Generator().manual_seed(1), dtype=dtype)
+    x = torch.randn(*MASK.shape, inputs, generator=seeded(1), dtype=dtype)
     return x.masked_fill(~MASK[..., None], math.nan).requires_grad_()
 
 
@@ -79,8 +79,7 @@ def test_equals_a_plain_loop_over_words(layers, backend):
     expected = with_gradients(plain_interleaved(network, x, MASK), *inputs)
     with computed_by(backend):
         found = with_gradients(on_rows(network, x, MASK), *inputs)
-    for one, other in zip(found, expected, strict=True):
-        assert_close(one, other, rtol=1e-12, atol=1e-12)
+    assert_close(found, expected, rtol=1e-12, atol=1e-12)
     assert not found[0][~MASK].any() and found[0].shape == (6, 7, 3)
     assert not found[1][~MASK].any()  # padding, here NaN, is never read
 
@@ -89,15 +88,14 @@ def test_equals_a_plain_loop_over_words(layers, backend):
 @pytest.mark.parametrize("dtype", TOLERANCES)
 def test_fast_path_equals_the_reference(dtype, dropout):
     layer = make_network(41, 30, 1, dtype).layers[0]
-    generator = torch.Generator().manual_seed(2)
+    generator = seeded(2)
     inputs_ND = torch.randn(sum(SIZES), 41, generator=generator, dtype=dtype, requires_grad=True)
     kept_SH = ((torch.rand(5, 30, generator=generator) < 0.9) / 0.9).to(dtype) if dropout else None
     inputs = [inputs_ND, *layer.parameters()]
     expected = with_gradients(reference_highway(layer, inputs_ND, SIZES, kept_SH), *inputs)
     found = with_gradients(fast_highway(layer, inputs_ND, SIZES, kept_SH), *inputs)
-    for one, other in zip(found, expected, strict=True):
-        assert_close(one, other, rtol=TOLERANCES[dtype], atol=TOLERANCES[dtype])
-        assert one.dtype == dtype
+    assert_close(found, expected, rtol=TOLERANCES[dtype], atol=TOLERANCES[dtype])
+    assert {tensor.dtype for tensor in found} == {dtype}
     with torch.no_grad():
         assert_close(fast_highway(layer, inputs_ND, SIZES, kept_SH), found[0], rtol=0, atol=1e-6)
 
@@ -105,8 +103,8 @@ def test_fast_path_equals_the_reference(dtype, dropout):
 @pytest.mark.parametrize("path", [reference_highway, fast_highway])
 def test_the_mask_drops_the_state_of_each_step(path):
     layer = make_network(5, 30, 1).layers[0]
-    words = torch.randn(3, 5, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
-    kept = ((torch.rand(30, generator=torch.Generator().manual_seed(1)) < 0.5) / 0.5).double()
+    words = torch.randn(3, 5, generator=seeded(), dtype=torch.float64)
+    kept = ((torch.rand(30, generator=seeded(1)) < 0.5) / 0.5).double()
     found = path(layer, words, [1, 1, 1], kept[None])
     assert_close(found, torch.stack(plain_highway(layer, list(words), kept)), rtol=1e-12, atol=1e-12)
     assert torch.equal(found == 0, (kept == 0).expand(3, 30)) and 5 < (kept == 0).sum() < 25

@@ -1,15 +1,15 @@
 """FASTA files are read to the letter, or refused with the line that is wrong; batches of similar length."""
 
 import re
-from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from places import FIXTURES
 
 from modeling_elmo.run_scripts.vectors.lines import InputLine, fasta_records, length_sorted_batches, to_line
 
-PROTEINS = Path(__file__).parent / "fixtures" / "proteins" / "proteins.fasta"
+PROTEINS = FIXTURES / "proteins" / "proteins.fasta"
 BASE = ">a first\nMK\n"
 
 

@@ -2,10 +2,10 @@
 
 from unittest.mock import patch
 
-import numpy as np
 import pytest
 import torch
 from bilm_models import LSTM_LENGTHS, computed_by, make_config, make_lstm, make_sequences, run_lstm
+from numpy.testing import assert_allclose
 from plain_elmo import PlainELMo
 from torch import nn
 from torch.testing import assert_close
@@ -64,18 +64,14 @@ def test_unclipped_equals_torch_lstm(inner, outer, forget_bias, backend):
     packed, (their_hidden, their_cell) = other(packed, tuple(theirs[1:]))
     their_outputs, _ = nn.utils.rnn.pad_packed_sequence(packed, batch_first=True)
 
-    assert_close(outputs[-1], their_outputs)
-    assert_close(final_hidden, their_hidden)
-    assert_close(final_cell, their_cell)
+    assert_close([outputs[-1], final_hidden, final_cell], [their_outputs, their_hidden, their_cell])
     for out, h, c in ((outputs[-1], final_hidden, final_cell), (their_outputs, their_hidden, their_cell)):
         (out.sin().sum() + h.cos().sum() + c.square().sum()).backward()
-    for mine, yours in zip(ours, theirs, strict=True):
-        assert_close(mine.grad, yours.grad)
+    assert_close([tensor.grad for tensor in ours], [tensor.grad for tensor in theirs])
     for depth, layer in enumerate(lstm.layers):
         mine = layer.state_linear.weight, layer.input_linear.weight, layer.input_linear.bias
-        yours = (getattr(other, f"{name}_l{depth}").grad for name in ("weight_hh", "weight_ih", "bias_ih"))
-        for parameter, expected in zip(mine, yours, strict=True):
-            assert_close(in_torchs_order(parameter.grad), expected)
+        yours = [getattr(other, f"{name}_l{depth}").grad for name in ("weight_hh", "weight_ih", "bias_ih")]
+        assert_close([in_torchs_order(parameter.grad) for parameter in mine], yours)
         if config.has_projection:
             assert_close(layer.projection.weight.grad, getattr(other, f"weight_hr_l{depth}").grad)
 
@@ -110,10 +106,10 @@ def test_clipped_equals_plain_float64(backend, order, options, monkeypatch):
         expected = plain.direction(name, sequence, states)
         for output, layer in zip(outputs, expected, strict=True):
             layer = layer[::-1] if order == "backward_N" else layer
-            np.testing.assert_allclose(output[row, :length].numpy(), layer, atol=2e-6, rtol=1e-5)
+            assert_allclose(output[row, :length].numpy(), layer, atol=2e-6, rtol=1e-5)
         for depth, (h, c) in enumerate(states):
-            np.testing.assert_allclose(final_hidden[depth, row].numpy(), h, atol=2e-6, rtol=1e-5)
-            np.testing.assert_allclose(final_cell[depth, row].numpy(), c, atol=2e-6, rtol=1e-5)
+            assert_allclose(final_hidden[depth, row].numpy(), h, atol=2e-6, rtol=1e-5)
+            assert_allclose(final_cell[depth, row].numpy(), c, atol=2e-6, rtol=1e-5)
     if config.cell_clip == 0.7:  # some values reach the bound
         assert (final_cell.abs() == 0.7).float().mean() > 0.1
 
@@ -142,8 +138,7 @@ def test_hand_written_gradients_equal_autograd(options, order, backend, device):
     config = make_config(**{"cell_clip": 0.7, "projection_clip": 0.5, "num_hidden_layers": 3, **options})
     lstm = make_lstm(config, dtype=torch.float64).to(device)
     found, expected = (gradients(lstm, config, name, order, device) for name in (backend, "reference"))
-    for mine, theirs in zip(found, expected, strict=True):
-        assert_close(mine, theirs)
+    assert_close(found, expected)
 
 
 def second_derivatives(lstm, config, loss):

@@ -6,13 +6,13 @@ triton reads `TRITON_INTERPRET` when it is imported, so the kernels run on CPU i
 import os
 import subprocess
 import sys
-from pathlib import Path
 from types import SimpleNamespace
 from unittest.mock import patch
 
 import pytest
 import torch
-from bilm_models import computed_by, make_config, make_lstm, make_sequences, run_lstm
+from bilm_models import computed_by, make_config, make_lstm, make_sequences, run_lstm, seeded
+from places import ROOT
 
 from modeling_elmo import ELMoModel, elmo_backend
 from modeling_elmo.kernels import lstm_cuda, lstm_loop
@@ -85,7 +85,7 @@ TOLERANCE = {torch.float64: 1e-12, torch.float32: 2e-6, torch.bfloat16: 1e-2}
 
 def cells(dtype, seed=0, sequences=5, width=37):
     """A slice of rows of larger tensors, as in a step: gates, cells before, and rooms for the results."""
-    generator = torch.Generator().manual_seed(seed)
+    generator = seeded(seed)
     exact = torch.promote_types(dtype, torch.float32)
 
     def rows(columns, kind):
@@ -153,7 +153,7 @@ def test_triton_kernels_compile_for_a_gpu(module, tmp_path):
     (tmp_path / "generated").mkdir()
     for name in MODULES:
         (tmp_path / "generated" / name).write_bytes(generate(name))
-    path = os.pathsep.join([str(Path(__file__).parents[1]), str(tmp_path)])
+    path = os.pathsep.join([str(ROOT), str(tmp_path)])
     environment = {**os.environ, "TRITON_INTERPRET": "0", "PYTHONPATH": path}
     code = COMPILE.replace("MODULE", module)
     done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True)
