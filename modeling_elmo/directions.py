@@ -12,7 +12,14 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from .kernels.lstm_cpu import inference_lstm, threaded_layer, training_lstm
-from .kernels.lstm_cuda import fused_layer, fused_lstm
+from .kernels.lstm_cuda import (
+    fused_layer,
+    fused_lstm,
+    grouped_layer,
+    grouped_lstm,
+    persistent_layer,
+    persistent_lstm,
+)
 from .kernels.plan import make_plan
 from .kernels.sequences import Kernel, LSTMOutput, Stream
 from .kernels.threads import at_once, can_use_threads
@@ -25,8 +32,15 @@ KERNELS: dict[str, Kernel] = {
     "training": training_lstm,
     "int8": inference_lstm,
     "fused": fused_lstm,
+    "persistent": persistent_lstm,
+    "grouped": grouped_lstm,
 }  # of all plans but "reference"
 LayersKernel = Callable[..., LSTMOutput]  # computes the same layer of both directions
+LAYERS_KERNELS: dict[str, LayersKernel] = {
+    "fused": fused_layer,
+    "persistent": persistent_layer,
+    "grouped": grouped_layer,
+}
 DirectionOutput = tuple[list[Tensor], Tensor, Tensor]  # as `ELMoLSTM.forward`
 
 
@@ -46,7 +60,7 @@ def run_at_once(
     batch_sizes, other_sizes = (stream.steps.batch_sizes for stream in streams)
     if not batch_sizes or not other_sizes:
         return None
-    tensors = [*(stream.inputs for stream in streams), *(state for start in starts for state in start)]
+    tensors = [streams[0].inputs, *(state for start in starts for state in start), streams[1].inputs]
     layers = [layer for lstm in lstms for layer in lstm.layers]
     linears = [linear for layer in layers for linear in layer.children()]
     backend = make_plan(linears, *tensors, is_lstm=True).backend
@@ -89,8 +103,8 @@ def kernel_of_both(
     lstms: Sequence[nn.Module], batch_sizes: list[int], backend: str, *tensors: Tensor
 ) -> LayersKernel | None:
     """The kernel that computes a layer of both directions; `None` if it is better to take one after the other."""
-    if backend == "fused":
-        return fused_layer
+    if backend in LAYERS_KERNELS:
+        return LAYERS_KERNELS[backend]
     if backend != "training" or not can_use_threads(tensors[0].device) or not needs_gradients(lstms, *tensors):
         return None
     return threaded_layer if _multiplications(lstms[0], batch_sizes) >= FEW_IN_TRAINING else None

@@ -27,7 +27,7 @@ except (ImportError, RuntimeError):  # triton raises the second if it finds no d
 CHUNK_LOGITS = 1 << 25  # logits in memory at a time: 128 MB in float32 for every vocabulary
 CHUNK_PREDICTIONS = 640  # maximum predictions per chunk on CPU: the logits of a small vocabulary stay in the cache
 PAD_LOGIT = -1e4  # finite for kernels, also in float16; its exponential is 0
-TRIAL = "persistent"  # the backend with kernels that have run on no card yet: nothing else chooses them
+TRIAL = "trial"  # the backend with kernels that have run on no card yet: nothing else chooses them
 
 
 class Candidates(NamedTuple):

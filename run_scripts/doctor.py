@@ -120,22 +120,25 @@ def accelerators() -> dict[str, str]:
         facts[f"cuda:{number}"] = f"{card.name}, {card.gibibytes:.0f} GiB, compute capability {card.capability}"
         facts["driver"] = f"{card.driver}; torch is built for {card.toolkit}"
         facts["triton"] = card.triton or "missing, so the LSTM computes its cells in plain PyTorch"
-    return facts | {"LSTM": lstm_fact(device)}
+    return facts | {"LSTM": lstm_fact(device), "LSTM, --bf16": lstm_fact(device, torch.bfloat16)}
 
 
-def lstm_fact(device: torch.device) -> str:
+def lstm_fact(device: torch.device, dtype: torch.dtype = torch.float32) -> str:
     """The backend of an LSTM on a device, and the reason for it."""
     try:
-        plan = lstm_plan(device)
+        plan = lstm_plan(device, dtype)
     except RuntimeError as error:  # for example, torch has no kernels for an old card
         return f"fails: {str(error).splitlines()[0]}"
     return f"{plan.backend}, {plan.reason}"
 
 
 @torch.no_grad()
-def lstm_plan(device: torch.device) -> Plan:
-    layer = nn.Linear(16, 16, device=device)
-    return make_plan([layer], torch.zeros(2, 16, device=device), is_lstm=True)
+def lstm_plan(device: torch.device, dtype: torch.dtype) -> Plan:
+    """For 32 sequences, with layers of the preset `small`."""
+    layer = nn.Linear(128, 4096, device=device)
+    hidden, cells = torch.zeros(32, 128, device=device), torch.zeros(32, 1024, device=device)
+    with torch.autocast(device.type, dtype, enabled=dtype != torch.float32):
+        return make_plan([layer], hidden, hidden, cells, is_lstm=True)
 
 
 if __name__ == "__main__":

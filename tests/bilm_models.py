@@ -1,6 +1,6 @@
 """Small biLMs with batches, their LSTMs with packed sequences, tangents of models, and sizes of tensors."""
 
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from functools import cache
 from unittest.mock import patch
 
@@ -18,6 +18,7 @@ from modeling_elmo.modeling_elmo import ELMoLSTM
 
 LENGTHS = [6, 1, 4]  # of texts
 LSTM_LENGTHS = [5, 1, 9, 3, 9, 1]  # of an LSTM's sequences
+LSTM_KERNELS = ("fused", "persistent", "grouped")
 both_classes = pytest.mark.parametrize("cls", [ELMoModel, ELMoForPreTraining])  # heads: tests/test_task_heads.py
 
 
@@ -37,11 +38,16 @@ def computed_by(kernel):
         return
 
     def fastest(inputs, differentiable, is_lstm):
-        if kernel == "fused" and not is_lstm:
-            return "training" if differentiable else "inference"
+        if kernel in LSTM_KERNELS:
+            return "fused" if is_lstm else "training" if differentiable else "inference"
         return kernel
 
-    with patch("modeling_elmo.kernels.plan._fastest", fastest):
+    obstacle = "forced" if kernel == "fused" else None
+    with (
+        patch("modeling_elmo.kernels.plan._fastest", fastest),
+        patch("modeling_elmo.kernels.plan._layer_obstacle", lambda *_: obstacle),
+        elmo_backend("trial") if kernel == "grouped" else nullcontext(),
+    ):
         yield
 
 

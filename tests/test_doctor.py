@@ -71,6 +71,7 @@ def test_the_cards(two_cards, monkeypatch):
         "driver": "580.95.05; torch is built for CUDA 13.2",
         "triton": "3.6.0",
         "LSTM": "reference, forced",
+        "LSTM, --bf16": "reference, forced",
     }
     assert doctor.machine_facts()["Accelerators"]["LSTM"] == "inference, fastest on cpu"
     monkeypatch.setattr(gpu, "triton", None)

@@ -4,8 +4,10 @@ triton reads `TRITON_INTERPRET` when it is imported, so the kernels run on CPU i
 """
 
 import os
+import re
 import subprocess
 import sys
+from contextlib import contextmanager, suppress
 from types import SimpleNamespace
 from unittest.mock import patch
 
@@ -16,9 +18,14 @@ from places import ROOT
 
 from modeling_elmo import ELMoModel, elmo_backend
 from modeling_elmo.kernels import lstm_cuda, lstm_loop
+from modeling_elmo.kernels.lstm_cuda import LayerArithmetic, StepArithmetic
 from modeling_elmo.kernels.lstm_loop import cell_backward, cell_forward
 from modeling_elmo.kernels.plan import make_plan
+from modeling_elmo.kernels.sequences import Steps
 from modeling_elmo.shipping import MODULES, generate
+
+with suppress(ImportError):  # without triton, its tests are skipped
+    from many_programs import broken, together, with_bfloat16
 
 
 @pytest.mark.parametrize("most", [1, 600, 1 << 28])
@@ -115,7 +122,7 @@ def test_triton_kernels_equal_their_definition(width, dtype, clip):
     def launch(kernel):
         return lambda *tensors: lstm_cuda._launch(kernel, tensors[:-1], tensors[-1])
 
-    kernels = launch(lstm_cuda._forward_in_triton), launch(lstm_cuda._backward_in_triton)
+    kernels = launch(lstm_cuda._cells_forward), launch(lstm_cuda._cells_backward)
     for forward, backward in (kernels, (cell_forward, cell_backward)):
         room = {name: tensor.to(device) for name, tensor in cells(dtype, width=width).items()}
         room["gates"][0, 0, 0] = torch.nan
@@ -130,18 +137,58 @@ def test_triton_kernels_equal_their_definition(width, dtype, clip):
 
 
 COMPILE = """
+import torch
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource, compile
-from MODULE import _backward_in_triton, _forward_in_triton
+from MODULE import _cells_backward, _cells_forward, _layer_backward, _layer_forward, choose_tiles
 
-for kernel in (_forward_in_triton, _backward_in_triton):
-    names = kernel.arg_names[: kernel.arg_names.index("sequences")]
+CELLS = {"cell", "cells", "grad_cell", "parts", "before"}  # in float32 if products are in half precision
+NUMBERS = {"steps", "counters"}
+PRODUCTS = {
+    "gates", "state_weight", "projection", "hidden", "raw", "outputs", "grad_outputs", "grad_gates", "grad_hidden",
+    "grad_raw",
+}
+
+
+def compiled(kernel, capability, constants, dtype, exact, values, **options):
+    types = {}
+    for name in kernel.arg_names:
+        types[name] = "constexpr" if name in constants else "i32"
+        if name in PRODUCTS:
+            types[name] = f"*{dtype}"
+        elif name in CELLS:
+            types[name] = f"*{exact}"
+        elif name == "values":
+            types[name] = f"*{values}"
+        elif name in NUMBERS:
+            types[name] = "*i32"
+    aligned = [(number,) for number, kind in enumerate(types.values()) if kind.startswith("*")]
+    attributes = dict.fromkeys(aligned, [["tt.divisibility", 16]])
+    source = ASTSource(kernel, types, constants, attributes)
+    result = compile(source, target=GPUTarget("cuda", capability, 32), options=options)
+    assert len(result.asm["cubin"])
+    return result.metadata.shared
+
+
+for kernel in (_cells_forward, _cells_backward):
     for dtype, exact, clip in (("fp64", "fp64", 3.0), ("fp32", "fp32", None), ("bf16", "fp32", 3.0)):
-        types = dict.fromkeys(kernel.arg_names, "i32") | {"CLIP": "constexpr", "BLOCK": "constexpr"}
-        for name in (name for name in names if not name.endswith(("_k", "_s"))):
-            types[name] = f"*{dtype if name in ('gates', 'raw', 'grad_raw', 'grad_gates') else exact}"
-        source = ASTSource(kernel, types, {"CLIP": clip, "BLOCK": 1024})
-        print(len(compile(source, target=GPUTarget("cuda", 80, 32)).asm["cubin"]))
+        print(compiled(kernel, 80, {"CLIP": clip, "BLOCK": 1024}, dtype, exact, exact))
+for capability, memory in ((80, 163 << 10), (90, 227 << 10)):
+    for sequences, cells, width, dtype, grouped in SIZES:
+        for kernel in (_layer_forward, _layer_backward):
+            tiles = choose_tiles(sequences, cells, width, getattr(torch, dtype), kernel is _layer_forward, memory)
+            tiles = dict(tiles)
+            options = {name: tiles.pop(name) for name in ("num_warps", "num_stages")}
+            constants = {
+                "CELL_CLIP": 3.0, "PROJECTION_CLIP": 3.0, "K": 2, "H": cells, "P": width, "IS_PROJECTED": True,
+                "GROUPED": grouped, "POLL": grouped, "PRECISION": "tf32x3", **tiles,
+            }
+            if kernel is _layer_forward:
+                constants["KEEP"] = True
+            short = {"float32": "fp32", "bfloat16": "bf16"}[dtype]
+            shared = compiled(kernel, capability, constants, short, "fp32", short, **options)
+            assert shared <= memory, (capability, sequences, cells, dtype, shared)
+            print(shared)
 """
 
 
@@ -153,12 +200,14 @@ def test_triton_kernels_compile_for_a_gpu(module, tmp_path):
     (tmp_path / "generated").mkdir()
     for name in MODULES:
         (tmp_path / "generated" / name).write_bytes(generate(name))
-    path = os.pathsep.join([str(ROOT), str(tmp_path)])
+    path = os.pathsep.join([str(ROOT), str(tmp_path), os.environ.get("PYTHONPATH", "")])
     environment = {**os.environ, "TRITON_INTERPRET": "0", "PYTHONPATH": path}
-    code = COMPILE.replace("MODULE", module)
+    sizes = [(64, 1024, 256, "bfloat16", False)]
+    if "generated" not in module:  # which has the same kernels
+        sizes += [(128, 4096, 512, "float32", True), (512, 1024, 256, "bfloat16", True)]
+    code = COMPILE.replace("MODULE", module).replace("SIZES", repr(sizes))
     done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True)
-    sizes = done.stdout.split()
-    assert len(sizes) == 6 and all(int(size) > 0 for size in sizes), done.stderr[-2000:]
+    assert len(done.stdout.split()) == 6 + 4 * len(sizes), done.stderr[-2000:]
 
 
 def test_triton_launches_on_the_device_of_the_tensors(monkeypatch):
@@ -174,3 +223,203 @@ def test_triton_launches_on_the_device_of_the_tensors(monkeypatch):
     )
     lstm_cuda.run_cells(print, kernel, *(tensor,) * 5, None)
     assert launched == [1] and current == [0]
+
+
+SMALL = {"BS": 16, "BH": 16, "BK": 16, "BT": 16, "BP": 16, "BL": 16, "num_warps": 4, "num_stages": 1}
+LAYERS = {  # cells, outputs, running sequences of each step, clips
+    "one sequence": (32, 16, [1, 1, 1], 3.0),
+    "lengths of 1": (64, 32, [33], 0.1),
+    "clips are hit": (32, 16, [37, 20, 20, 1], 0.2),
+    "no clips": (64, 32, [19, 7, 7, 2, 1], None),
+    "no projection": (32, 32, [18, 5, 1], 0.3),
+}
+
+
+def outcome_of_layer(arithmetic, case, dtype=torch.float32, projected=True, directions=2, device="cpu"):
+    """Outputs, states at the ends, and the gradients of all that a layer reads, in float64."""
+    cells, width, batch_sizes, clip = case
+    projected = projected and cells != width
+    tokens, sequences, gates = sum(batch_sizes), batch_sizes[0], 4 * cells
+    generator, exact = torch.Generator().manual_seed(0), torch.promote_types(dtype, torch.float32)
+
+    def make(*shape, scale=1.0, dtype=dtype):
+        values = torch.randn(directions, *shape, generator=generator, dtype=torch.float64) * scale
+        return values.to(device, dtype).requires_grad_()
+
+    weights = [make(gates, width, scale=width**-0.5), make(gates, scale=0.1), make(gates, width, scale=width**-0.5)]
+    weights.append(make(width, cells, scale=cells**-0.5) if projected else None)
+    tensors = make(tokens, width), make(sequences, width, scale=0.1), make(sequences, cells, scale=0.1, dtype=exact)
+    layer, steps = lstm_loop.StackedLayer(*weights, clip, clip), Steps(batch_sizes, torch.device(device))
+    [outputs] = lstm_loop.run_groups(arithmetic, [layer], *([tensor] for tensor in tensors), steps)
+    with torch.no_grad():
+        [without_gradients] = lstm_loop.run_groups(arithmetic, [layer], *([tensor] for tensor in tensors), steps)
+    torch.testing.assert_close(without_gradients, outputs, rtol=0, atol=0)
+    given = [make(tokens, width), make(sequences, width), make(sequences, cells, dtype=exact)]
+    wanted = [tensor for tensor in (*weights, *tensors) if tensor is not None]
+    gradients = torch.autograd.grad(outputs, wanted, [value.detach() for value in given])
+    return [value.detach().double().cpu() for value in (*outputs, *gradients)]
+
+
+def errors(found, expected):
+    """Of each result, relative to its size."""
+    return [float((a - b).norm() / b.norm()) for a, b in zip(found, expected, strict=True)]
+
+
+def with_tiles(monkeypatch, module=lstm_cuda, programs=1, **tiles):
+    monkeypatch.setattr(module, "choose_tiles", lambda *_: SMALL | {"SPLIT": 1} | tiles)
+    monkeypatch.setattr(module, "num_programs", lambda device: programs)
+
+
+def interpreted(test):
+    """A test whose kernels run in triton's interpreter."""
+    is_there = lstm_cuda.triton is not None and os.environ.get("TRITON_INTERPRET") == "1"
+    return pytest.mark.slow(pytest.mark.skipif(not is_there, reason="needs triton, and no GPU")(test))
+
+
+layers = pytest.mark.parametrize(
+    "case, split",
+    [pytest.param(case, split, id=f"{name}-{split}") for name, case in LAYERS.items() for split in (1, 2)],
+)
+barriers = pytest.mark.parametrize("grouped", [False, True], ids=["one barrier", "grouped"])
+
+
+@contextmanager
+def filled_with_nan():
+    """What is read before it was written is NaN."""
+    torch.use_deterministic_algorithms(True)
+    try:
+        yield
+    finally:
+        torch.use_deterministic_algorithms(False)
+
+
+@barriers
+@layers
+@interpreted
+def test_a_layer_in_one_launch_equals_its_steps(case, split, grouped, monkeypatch):
+    programs, sequences = (5, 32) if grouped else (3, 16)
+    with_tiles(monkeypatch, programs=programs, SPLIT=split, BS=sequences)
+    expected = outcome_of_layer(StepArithmetic(), case, torch.float64)
+    with together(), filled_with_nan():
+        found = outcome_of_layer(LayerArithmetic(grouped), case)
+    assert max(errors(found, expected)) < 1e-6
+
+
+BARRIER = r"( +)arrivals \+= members\n +_wait_for_all\(.*\)\n"
+MISTAKES = {  # most of them in the backward kernel, whose source comes last
+    "no barrier after the cells": lambda source: without_barrier(source, -3),
+    "no barrier after the parts": lambda source: without_barrier(source, -2),
+    "no barrier after a step": lambda source: without_barrier(source, -1),
+    "one arrival too many": lambda source: replace_last(source, "arrivals += members", "arrivals += members + 1"),
+    "cached states": lambda source: by_way_of_the_cache(source, "x_tile = "),
+    "cached parts": lambda source: by_way_of_the_cache(source, "total += tl.load(parts"),
+    "cached cells": lambda source: by_way_of_the_cache(source, "of_cell = tl.load(of_cells"),
+}
+
+
+def without_barrier(source, number):
+    start, end = [*re.finditer(BARRIER, source)][number].span()
+    return source[:start] + source[end:]
+
+
+def by_way_of_the_cache(source, line):
+    start = source.index(line)
+    return source[:start] + source[start:].replace(', cache_modifier=".cg"', "", 1)
+
+
+def replace_last(source, old, new):
+    return new.join(source.rsplit(old, 1))
+
+
+@pytest.mark.parametrize("mistake", MISTAKES.values(), ids=MISTAKES)
+@interpreted
+def test_mistakes_between_programs_are_found(mistake, monkeypatch, tmp_path, request):
+    """The test above would see them."""
+    sizes = (16, 32) if "cached states" in request.node.name else (32, 16)  # a line has rows of two steps
+    module = broken(lstm_cuda, mistake, tmp_path, monkeypatch)
+    with_tiles(monkeypatch, module, programs=3, SPLIT=1 if sizes[0] == 16 else 2)
+    case = *sizes, [51, 51, 51, 19, 7, 7], 3.0
+    expected = outcome_of_layer(StepArithmetic(), case, torch.float64)
+    for seed in range(6):
+        try:
+            with together(seed, timeout=15):
+                found = outcome_of_layer(module.LayerArithmetic(), case)
+        except (AssertionError, TimeoutError):
+            return
+        if not max(errors(found, expected)) < 1e-6:
+            return
+    pytest.fail("not found")
+
+
+@barriers
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
+@interpreted
+def test_half_precision(dtype, grouped, monkeypatch):
+    """Errors are those of the steps, which keep the values of gates in float32."""
+    with_tiles(monkeypatch, SPLIT=2)
+    case = 32, 16, [37, 20, 20, 1], 3.0
+    expected = outcome_of_layer(StepArithmetic(), case, torch.float64)
+    steps = errors(outcome_of_layer(StepArithmetic(), case, dtype), expected)
+    with with_bfloat16():
+        layer = errors(outcome_of_layer(LayerArithmetic(grouped), case, dtype), expected)
+    assert all(error < 2 * of_steps for error, of_steps in zip(layer, steps, strict=True)), (layer, steps)
+
+
+def test_a_model_runs_in_one_launch_for_each_layer(monkeypatch):
+    """Of both directions, or of one. A launch that is refused takes the steps, and says so."""
+    launched = []
+
+    def run(self, gates_KNG, *arguments):
+        launched.append(len(gates_KNG))
+        return StepArithmetic.forward_steps(self, gates_KNG, *arguments)
+
+    monkeypatch.setattr(LayerArithmetic, "forward_steps", run)
+    monkeypatch.setattr(LayerArithmetic, "backward_steps", StepArithmetic.backward_steps)
+    model, batch = make_model_and_batch()
+    for kernel in ("persistent", "grouped"):
+        with computed_by(kernel):
+            found = model(**batch)
+            model.forward_lstm.register_forward_hook(lambda *_: None)
+            model(**batch)
+        model.forward_lstm._forward_hooks.clear()
+        assert launched == [2, 2, 1, 1, 1, 1]  # layers
+        launched.clear()
+        with elmo_backend("reference"):
+            torch.testing.assert_close(found, model(**batch))
+
+
+def test_a_refused_launch_takes_the_steps(monkeypatch, warnings_of_transformers):
+    cuda, refusals = torch.device("cuda"), {}
+    monkeypatch.setattr(lstm_cuda, "REFUSALS", refusals)
+
+    def refuse():
+        raise RuntimeError("too many programs")
+
+    assert not lstm_cuda._is_run(refuse, cuda, is_trial=False)
+    assert "too many programs" in refusals[cuda] and "Its numbers are right" in warnings_of_transformers.text
+    with pytest.raises(RuntimeError, match="too many programs"):
+        lstm_cuda._is_run(refuse, cuda, is_trial=True)
+    refusals[torch.device("cpu")] = "refused"
+    case = LAYERS["clips are hit"]
+    found = outcome_of_layer(LayerArithmetic(), case, torch.float64)
+    torch.testing.assert_close(found, outcome_of_layer(StepArithmetic(), case, torch.float64))
+
+
+@pytest.mark.parametrize("forward", [True, False])
+@pytest.mark.parametrize("memory", [227 << 10, 163 << 10, 99 << 10])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_tiles_fill_their_products(dtype, memory, forward):
+    for sequences in (1, 60, 129, 500, 2000):
+        for cells, width in ((16, 16), (48, 16), (1024, 128), (4096, 512), (1040, 528)):
+            tiles = lstm_cuda.choose_tiles(sequences, cells, width, dtype, forward, memory)
+            length = cells if forward else 4 * cells
+            assert not cells % tiles["BH"] and not width % tiles["BK"] and not width % tiles["BP"]
+            assert not length % (tiles["SPLIT"] * tiles["BL"]) and not tiles["BS"] % tiles["BT"]
+            assert min(value for name, value in tiles.items() if name.startswith("B")) >= 16
+
+
+def test_clips_of_half_precision():
+    """0.2 is 0.19995 in float16. What is there was clipped, and has no gradient."""
+    case = LAYERS["clips are hit"]
+    expected = outcome_of_layer(StepArithmetic(), case, torch.float64)
+    assert max(errors(outcome_of_layer(StepArithmetic(), case, torch.float16), expected)) < 5e-3

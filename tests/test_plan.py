@@ -1,6 +1,7 @@
 """The choice of a backend with its reason, refusals, and models whose modules are wrapped."""
 
 from concurrent.futures import ThreadPoolExecutor
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -35,7 +36,7 @@ def test_the_choice_and_its_reason():
         assert other.submit(make_plan, layers, inputs).result() == ("training", "fastest on cpu")
     layers[0].register_forward_hook(lambda *_: None)
     assert "hooked" in make_plan(layers, inputs)[1]
-    with pytest.raises(ValueError, match="'training'; pass one of reference, int8"), elmo_backend("training"):
+    with pytest.raises(ValueError, match="'training'; pass one of reference, int8, trial"), elmo_backend("training"):
         pass
 
 
@@ -87,3 +88,53 @@ def test_replicas_of_data_parallel(model_class, gradients):
     with computed_by("fused"), torch.set_grad_enabled(gradients):
         torch.testing.assert_close(replica_of(model)(**inputs, **options)[0], expected)
     assert replica_of(model).dtype == torch.float32
+
+
+def lstm_on_a_card(dtype=torch.bfloat16, cells=1024, width=256, sequences=32, device="cuda"):
+    """Stand-ins of inputs, hidden states and cells."""
+    tensors = []
+    for size in (width, width, cells):
+        tensors.append(SimpleNamespace(device=torch.device(device), dtype=dtype, shape=(sequences, size)))
+    return tensors
+
+
+@pytest.mark.parametrize(
+    "options, capability, reason",
+    [
+        ({}, (9, 0), None),
+        ({"sequences": 2048}, (9, 0), None),
+        ({"cells": 4096, "width": 512, "sequences": 256}, (9, 0), None),
+        ({"cells": 4096, "width": 512, "sequences": 257}, (9, 0), "257 sequences of 4096 cells fill the device"),
+        ({"device": "xpu"}, (9, 0), "built for CUDA, not for xpu"),
+        ({"dtype": torch.float64}, (9, 0), "do not multiply torch.float64"),
+        ({"cells": 1000}, (9, 0), "a width of 1000"),
+        ({"width": 8}, (9, 0), "a width of 8"),
+        ({}, (7, 5), "compute capability below 8.0"),
+        ({}, (8, 0), "with compute capability 8.0, a layer in one launch is a trial"),
+        (
+            {"dtype": torch.float32},
+            (9, 0),
+            "in torch.float32 with compute capability 9.0, a layer in one launch is a trial",
+        ),
+    ],
+)
+def test_a_layer_in_one_launch_is_possible_or_not(options, capability, reason, monkeypatch):
+    monkeypatch.setattr(plan, "_capability", lambda device: capability)
+    monkeypatch.setattr(plan, "REFUSALS", {})
+    found = plan._layer_obstacle(*lstm_on_a_card(**options))
+    assert (found is None) == (reason is None) and (reason or "") in (found or "")
+    is_trial = reason is None or "fill the device" in reason or "with compute" in reason
+    with elmo_backend("trial"):
+        assert (plan._layer_obstacle(*lstm_on_a_card(**options)) is None) == is_trial
+    plan.REFUSALS[None] = "triton is not installed"
+    if options.get("device") != "xpu":
+        assert plan._layer_obstacle(*lstm_on_a_card(**options)) == "triton is not installed"
+
+
+def test_a_trial_needs_its_device():
+    model = tiny_model()
+    inputs = {"inputs_embeds": torch.randn(1, 2, model.config.projection_size)}
+    with elmo_backend("trial"), pytest.raises(ValueError, match="'trial' was forced, but .* not for cpu"):
+        model(**inputs)
+    with elmo_backend("trial"):  # other layers
+        assert make_plan([nn.Linear(2, 2)], torch.ones(1, 2)).backend == "training"

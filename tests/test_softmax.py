@@ -212,7 +212,7 @@ def test_the_path_of_the_full_softmax(monkeypatch):
     with elmo_backend("reference"):
         assert not possible()
     with monkeypatch.context() as trial:  # our own kernel computes
-        trial.setattr("modeling_elmo.softmax.forced_backend", lambda: "persistent")
+        trial.setattr("modeling_elmo.softmax.forced_backend", lambda: "trial")
         assert not possible()
     # Autocast for CUDA cannot be switched on without a device.
     monkeypatch.setattr(torch, "is_autocast_enabled", lambda device: device == "cuda")
@@ -321,10 +321,10 @@ def test_who_chooses_the_kernel(monkeypatch):
     monkeypatch.setattr("modeling_elmo.softmax.forced_backend", lambda: forced[-1])
     monkeypatch.setattr("modeling_elmo.softmax.has_softmax_kernel", lambda hidden: hidden.shape[0] == 2)
     hidden, weight = torch.ones(2, 3), torch.ones(4, 3)
-    for backend, expected in (("persistent", True), (None, False), ("reference", False), ("int8", False)):
+    for backend, expected in (("trial", True), (None, False), ("reference", False), ("int8", False)):
         forced.append(backend)
         assert uses_softmax_kernel(hidden, weight) == expected
-    forced.append("persistent")
+    forced.append("trial")
     assert not uses_softmax_kernel(torch.ones(1, 3), weight)  # triton is missing, or the device is no card
     monkeypatch.setattr(torch.compiler, "is_compiling", lambda: True)
     assert not uses_softmax_kernel(hidden, weight)

@@ -7,7 +7,7 @@ For the shape suffixes, see `sequences.py`; the sequences of all directions have
 """
 
 from collections.abc import Callable, Sequence
-from functools import partial
+from functools import cache, partial
 from itertools import chain
 from typing import Any, NamedTuple
 
@@ -20,6 +20,7 @@ from .threads import at_once
 from .torch_state import first_derivative, product_dtype
 
 TENSORS = 7  # of a group of directions: four parameters, the input, the hidden state, the cell
+Clips = tuple[float | None, float | None]  # of cells, and of projections
 MOST_GATES = 1 << 28  # input gates in memory at a time without gradients: 1 GB in float32
 
 
@@ -49,6 +50,12 @@ class StackedLayer(NamedTuple):
         projection_KPH = stacked[3] if len(stacked) > 3 else None
         clips = layers[0].cell_clip, layers[0].projection_clip
         return cls(input_weight_KGD, bias_KG + forget_4H.flatten(), state_weight_KGP, projection_KPH, *clips)
+
+
+@cache
+def representable(bound: float | None, dtype: torch.dtype) -> float | None:
+    """A bound as a clipped value has it: 0.2 is 0.19995 in float16, and what is there was clipped."""
+    return None if bound is None else torch.tensor(bound, dtype=dtype, device="cpu").item()
 
 
 class Arithmetic:
@@ -89,6 +96,93 @@ class Arithmetic:
     def weight_gradient(self, grad_KNG: Tensor, x_KND: Tensor) -> Tensor:
         """`grad.T @ x`, `(K, G, D)`."""
         return torch.bmm(grad_KNG.mT, x_KND)
+
+    def forward_steps(
+        self,
+        gates_KNG: Tensor,
+        weights: tuple[Any, Any],
+        hidden_KSP: Tensor,
+        cell_KSH: Tensor,
+        outputs_KNP: Tensor,
+        cells_KNH: Tensor,
+        steps: Steps,
+        clips: Clips,
+        keep: bool,
+    ) -> Tensor:
+        """The loop over the steps, from the input half of the gates.
+
+        Args:
+            gates_KNG: may be written over.
+            weights: the prepared weight of the state, and that of the projection or `None`.
+            outputs_KNP, cells_KNH: room for the results.
+            keep: whether a backward pass follows.
+
+        Returns:
+            the values of the gates, `(K, N, G)`, of use only if they are kept.
+        """
+        state_weight, projection = weights
+        cell_clip, projection_clip = clips
+        values_KNG = gates_KNG  # of which a step takes the place, once it has read them
+        if gates_KNG.dtype != cell_KSH.dtype:
+            values_KNG = torch.empty_like(gates_KNG, dtype=cell_KSH.dtype)
+        for size, rows in zip(steps.batch_sizes, steps.rows, strict=True):
+            gates_KSG = self.multiply(hidden_KSP[:, :size], state_weight, plus_KSG=gates_KNG[:, rows])
+            output_KSP, cells_KSH = outputs_KNP[:, rows], cells_KNH[:, rows]
+            raw_KSH = output_KSP
+            if projection is not None:
+                raw_KSH = hidden_KSP.new_empty(cells_KSH.shape)
+            self.cell_forward(gates_KSG, cell_KSH[:, :size], values_KNG[:, rows], cells_KSH, raw_KSH, cell_clip)
+            if projection is not None:
+                self.multiply(raw_KSH, projection, clip=projection_clip, out_KSG=output_KSP)
+            hidden_KSP, cell_KSH = output_KSP, cells_KSH
+        return values_KNG
+
+    def backward_steps(
+        self,
+        grad_projected_KNP: Tensor,
+        grad_cell_KSH: Tensor,
+        weights: tuple[Tensor, Tensor | None],
+        outputs_KNP: Tensor,
+        cells_KNH: Tensor,
+        values_KNG: Tensor,
+        cell_KSH: Tensor,
+        steps: Steps,
+        clips: Clips,
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """The loop over the steps from the last one to the first.
+
+        Args:
+            grad_projected_KNP: the gradient of the outputs; it becomes that of the projection's results.
+            grad_cell_KSH: the gradient of the cells at the ends; it becomes that of the cells at the start.
+            cell_KSH: the cells at the start.
+
+        Returns:
+            the gradient of the gates' sums `(K, N, G)`, the states before their projection `(K, N, H)`, and the
+            gradient of the hidden states at the start `(K, S, P)`.
+        """
+        state_weight_KGP, projection_KPH = weights
+        cell_clip, projection_clip = clips
+        grad_hidden_KSP = grad_projected_KNP.new_zeros(*cell_KSH.shape[:2], grad_projected_KNP.shape[2])
+        grad_gates_KNG = torch.empty_like(values_KNG, dtype=outputs_KNP.dtype)
+        raw_KNH = torch.empty_like(cells_KNH, dtype=outputs_KNP.dtype)
+        state_back = self.prepare_back(state_weight_KGP)
+        projection_back = None if projection_KPH is None else self.prepare_back(projection_KPH)
+        for step in reversed(range(len(steps.rows))):
+            size, rows = steps.batch_sizes[step], steps.rows[step]
+            before_KSH, grad_before_KSP = cell_KSH[:, :size], grad_hidden_KSP[:, :size]
+            if step:
+                start = steps.rows[step - 1].start
+                before_KSH = cells_KNH[:, start : start + size]
+                grad_before_KSP = grad_projected_KNP[:, start : start + size]
+            grad_raw_KSH = grad_projected_KNP[:, rows]
+            clip_gradient_(grad_raw_KSH, outputs_KNP[:, rows], projection_clip)
+            if projection_back is not None:
+                grad_raw_KSH = self.multiply(grad_raw_KSH, projection_back)
+            given = grad_raw_KSH, values_KNG[:, rows], cells_KNH[:, rows], before_KSH
+            rooms = grad_cell_KSH[:, :size], grad_gates_KNG[:, rows], raw_KNH[:, rows]
+            self.cell_backward(*given, *rooms, cell_clip)
+            self.multiply(grad_gates_KNG[:, rows], state_back, plus_KSG=grad_before_KSP, out_KSG=grad_before_KSP)
+        return grad_gates_KNG, raw_KNH, grad_hidden_KSP
 
     def cell_forward(self, *arguments: Any):
         cell_forward(*arguments)
@@ -141,7 +235,8 @@ def run_groups(
         tensors: list[Tensor | None] = []
         for layer, inputs_KND, hidden_KSP, cell_KSH in zip(layers, inputs, hidden, cells, strict=True):
             tensors += [*layer[:4], inputs_KND.to(dtype), hidden_KSP.to(dtype), cell_KSH]
-        settings = arithmetic, steps, layer[4:], threads
+        clips = representable(layer.cell_clip, cell_KSH.dtype), representable(layer.projection_clip, dtype)
+        settings = arithmetic, steps, clips, threads
         if torch.is_grad_enabled() and any(tensor is not None and tensor.requires_grad for tensor in tensors):
             results = BackpropagationThroughTime.apply(settings, *tensors)
         else:
@@ -200,69 +295,39 @@ def _forward_pass(
     settings, keep: bool, input_weight_KGD, bias_KG, state_weight_KGP, projection_KPH, inputs_KND, hidden_KSP, cell_KSH
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Outputs, cells and, if they are kept, the values of the gates: `(K, N, ...)`."""
-    arithmetic, steps, (cell_clip, projection_clip), _ = settings
+    arithmetic, steps, clips, _ = settings
     directions, tokens, _ = inputs_KND.shape
     outputs_KNP = hidden_KSP.new_empty(directions, tokens, hidden_KSP.shape[2])
     cells_KNH = cell_KSH.new_empty(directions, tokens, cell_KSH.shape[2])
-    state_weight = arithmetic.prepare(state_weight_KGP)
-    projection = None if projection_KPH is None else arithmetic.prepare(projection_KPH)
+    weights = (
+        arithmetic.prepare(state_weight_KGP),
+        None if projection_KPH is None else arithmetic.prepare(projection_KPH),
+    )
     gates = directions * state_weight_KGP.shape[1]
     most = tokens if keep else max(steps.batch_sizes[0], MOST_GATES // gates)
-    start = first = end = 0
-    for size in steps.batch_sizes:
-        stop = start + size
-        if stop > end:  # rows `first` to `end` have their input gates in memory
-            first, end = start, min(tokens, start + most)
-            gates_KNG = inputs_KND[:, first:end]
-            if input_weight_KGD is not None:
-                gates_KNG = arithmetic.multiply(gates_KNG, input_weight_KGD, bias_KG=bias_KG)
-            elif keep:
-                gates_KNG = gates_KNG.clone()  # autograd's own, which a step must not write over
-            values_KNG = gates_KNG  # of which a step takes the place, once it has read them
-            if gates_KNG.dtype != cell_KSH.dtype:
-                values_KNG = torch.empty_like(gates_KNG, dtype=cell_KSH.dtype)
-        here = slice(start - first, stop - first)
-        gates_KSG = arithmetic.multiply(hidden_KSP[:, :size], state_weight, plus_KSG=gates_KNG[:, here])
-        output_KSP, cells_KSH = outputs_KNP[:, start:stop], cells_KNH[:, start:stop]
-        raw_KSH = output_KSP
-        if projection is not None:
-            raw_KSH = hidden_KSP.new_empty(cells_KSH.shape)
-        arithmetic.cell_forward(gates_KSG, cell_KSH[:, :size], values_KNG[:, here], cells_KSH, raw_KSH, cell_clip)
-        if projection is not None:
-            arithmetic.multiply(raw_KSH, projection, clip=projection_clip, out_KSG=output_KSP)
-        start, hidden_KSP, cell_KSH = stop, output_KSP, cells_KSH
+    for chunk, rows in steps.chunks(most):  # whose input gates are in memory
+        gates_KNG = inputs_KND[:, rows]
+        if input_weight_KGD is not None:
+            gates_KNG = arithmetic.multiply(gates_KNG, input_weight_KGD, bias_KG=bias_KG)
+        elif keep:
+            gates_KNG = gates_KNG.clone()  # autograd's own, which a step must not write over
+        rooms = outputs_KNP[:, rows], cells_KNH[:, rows]
+        values_KNG = arithmetic.forward_steps(gates_KNG, weights, hidden_KSP, cell_KSH, *rooms, chunk, clips, keep)
+        last = chunk.rows[-1]
+        hidden_KSP, cell_KSH = (room[:, last] for room in rooms)
     return outputs_KNP, cells_KNH, values_KNG
 
 
 def _backward_pass(settings, saved, wanted, gradients) -> tuple[Tensor | None, ...]:
     """The gradients of the tensors of `_forward_pass`; `None` where none is wanted."""
-    arithmetic, steps, (cell_clip, projection_clip) = settings
+    arithmetic, steps, clips = settings
     input_weight_KGD, _, state_weight_KGP, projection_KPH, inputs_KND, hidden_KSP, cell_KSH = saved[:TENSORS]
     outputs_KNP, cells_KNH, values_KNG = saved[TENSORS:]
     grad_projected_KNP, grad_cell_KSH = (gradient.clone() for gradient in gradients)
-    grad_hidden_KSP = torch.zeros_like(hidden_KSP)
-    grad_gates_KNG = torch.empty_like(values_KNG, dtype=outputs_KNP.dtype)
-    raw_KNH = torch.empty_like(cells_KNH, dtype=outputs_KNP.dtype)
-    state_back = arithmetic.prepare_back(state_weight_KGP)
-    projection_back = None if projection_KPH is None else arithmetic.prepare_back(projection_KPH)
-    end = outputs_KNP.shape[1]
-    for step in reversed(range(len(steps.batch_sizes))):
-        size = steps.batch_sizes[step]
-        rows = slice(end - size, end)
-        before_KSH, grad_before_KSP = cell_KSH[:, :size], grad_hidden_KSP[:, :size]
-        if step:
-            start = end - size - steps.batch_sizes[step - 1]
-            before_KSH = cells_KNH[:, start : start + size]
-            grad_before_KSP = grad_projected_KNP[:, start : start + size]
-        grad_raw_KSH = grad_projected_KNP[:, rows]
-        clip_gradient_(grad_raw_KSH, outputs_KNP[:, rows], projection_clip)
-        if projection_back is not None:
-            grad_raw_KSH = arithmetic.multiply(grad_raw_KSH, projection_back)
-        given = grad_raw_KSH, values_KNG[:, rows], cells_KNH[:, rows], before_KSH
-        rooms = grad_cell_KSH[:, :size], grad_gates_KNG[:, rows], raw_KNH[:, rows]
-        arithmetic.cell_backward(*given, *rooms, cell_clip)
-        arithmetic.multiply(grad_gates_KNG[:, rows], state_back, plus_KSG=grad_before_KSP, out_KSG=grad_before_KSP)
-        end -= size
+    weights = state_weight_KGP, projection_KPH
+    kept = outputs_KNP, cells_KNH, values_KNG, cell_KSH
+    steps_back = arithmetic.backward_steps(grad_projected_KNP, grad_cell_KSH, weights, *kept, steps, clips)
+    grad_gates_KNG, raw_KNH, grad_hidden_KSP = steps_back
     before_KNP = torch.cat([hidden_KSP, outputs_KNP], 1).index_select(1, steps.before_N)
     grad_inputs_KND = grad_gates_KNG if wanted[4] else None
     if grad_inputs_KND is not None and input_weight_KGD is not None:

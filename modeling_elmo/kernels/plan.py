@@ -5,11 +5,14 @@
 - `"training"`: on CPU, with a hand-written backward pass.
 - `"int8"`: linear layers in 8 bits, on CPU, without gradients.
 - `"fused"`: an LSTM on an accelerator, both directions at once, with a hand-written backward pass.
+- `"persistent"`: the same on CUDA, a whole layer in one launch.
+- `"grouped"`: the same with a barrier for each block of sequences, a trial.
 """
 
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
+from functools import cache
 from typing import NamedTuple
 
 import torch
@@ -30,13 +33,17 @@ from .torch_state import (
 
 logger = logging.get_logger(__name__)
 
-BACKENDS = ("reference", "int8")
+BACKENDS = ("reference", "int8", "trial")
 LAYER_TYPES: dict[str, tuple[type[nn.Module], ...]] = {  # whose parameters a backend reads
     "inference": (nn.Linear, nn.Conv1d, nn.Embedding),
     "training": (nn.Linear, nn.Conv1d, nn.Embedding),
     "int8": (nn.Linear, Int8Linear),
     "fused": (nn.Linear,),
 }
+LAYER_UNIT = 16  # of cells and outputs: the side of the smallest tile of a tensor core
+MEASURED_CAPABILITY = (9, 0)  # of the H100, the card whose measurements decided between "fused" and "persistent"
+MANY_CELLS, MANY_SEQUENCES = 2048, 256  # beyond both, the products of a step by themselves fill the card
+REFUSALS: dict[torch.device | None, str] = {}  # why a device, or all of them, cannot run a layer in one launch
 HOW_TO_TRAIN = "Train the model in float32 and quantize it afterwards; `model.dequantize()` turns it back."
 NOT_ONLY_VALUES = "a tensor has a tangent, belongs to a subclass, or is in a transformation of torch.func"
 _forced: ContextVar[str | None] = ContextVar("forced backend", default=None)
@@ -48,12 +55,13 @@ def elmo_backend(name: str) -> Iterator[None]:
 
     - `"reference"`: the definition, plain PyTorch with autograd. It needs the least memory: no second copy of a weight.
     - `"int8"`: linear layers in 8 bits, on CPU, without gradients. Float weights are kept, too: a trial of `quantize`.
+    - `"trial"`: on CUDA, the newest kernels, which no card has confirmed yet. Compare their numbers with the default's.
 
     By default, the fastest kernel computes that is possible for a device, a dtype, and what is asked for. Tangents,
     transformations of `torch.func`, and modes that watch operators (`FlopCounterMode`) get the definition.
 
     Raises:
-        ValueError: there is no such backend, or, inside the block, 8 bits are not possible.
+        ValueError: there is no such backend, or, inside the block, it is not possible.
     """
     if name not in BACKENDS:
         raise ValueError(f"There is no backend {name!r}; pass one of {', '.join(BACKENDS)}.")
@@ -79,8 +87,11 @@ class Plan(NamedTuple):
 def make_plan(layers: Iterable[nn.Module], inputs: Tensor, *states: Tensor, is_lstm: bool = False) -> Plan:
     """The backend for these layers, inputs and states.
 
+    Args:
+        states: of an LSTM, its hidden states `(..., sequences, projection_size)` and its cells come first.
+
     Raises:
-        ValueError: `elmo_backend` asks for 8 bits, which are not possible; or a quantized layer needs gradients.
+        ValueError: `elmo_backend` asks for what is not possible; or a quantized layer needs gradients.
     """
     layers, forced = list(layers), forced_backend()
     differentiable = needs_gradients(layers, inputs, *states)
@@ -94,10 +105,17 @@ def make_plan(layers: Iterable[nn.Module], inputs: Tensor, *states: Tensor, is_l
     if is_quantized or (forced == "int8" and is_linear):
         backend = "int8"
     obstacle = _obstacle(backend, differentiable, layers, inputs, *states)
+    if is_lstm and forced == "trial":
+        backend, obstacle = forced, obstacle or _layer_obstacle(inputs, *states[:2])
+    if backend == forced and obstacle is not None:
+        raise ValueError(f"The backend {forced!r} was forced, but {obstacle}. Use elmo_backend('reference').")
+    if backend == "trial":
+        return Plan("grouped", "forced")
+    if backend == "fused" and obstacle is None:
+        slow = _layer_obstacle(inputs, *states[:2])
+        return Plan("persistent", f"fastest on {inputs.device.type}") if slow is None else Plan("fused", slow)
     if obstacle is None:
         return Plan(backend, f"fastest on {inputs.device.type}")
-    if backend == forced:
-        raise ValueError(f"The backend 'int8' was forced, but {obstacle}. Use elmo_backend('reference').")
     if inputs.device.type == "cpu" and product_dtype(inputs) == torch.bfloat16 and (slow := bfloat16_obstacle()):
         logger.warning_once(f"Products in bfloat16 are slower here than in float32: {slow}.")
     return Plan("reference", obstacle)
@@ -142,6 +160,36 @@ def _obstacle(
         if not is_unmodified(layer, LAYER_TYPES[backend]) or layer.weight.dtype not in dtypes:
             return "a layer is wrapped, hooked or quantized, or its dtype is not the inputs'"
     return int8_obstacle() if backend == "int8" else None
+
+
+def _layer_obstacle(inputs: Tensor, hidden: Tensor, cells: Tensor) -> str | None:
+    """The reason why a layer of an LSTM does not run in one launch, or `None`."""
+    device, dtype, sequences = inputs.device, product_dtype(inputs), cells.shape[-2]
+    if device.type != "cuda" or torch.version.hip:
+        return f"a layer in one launch is built for CUDA, not for {device.type}"
+    if refusal := REFUSALS.get(None) or REFUSALS.get(device):
+        return refusal
+    if dtype not in (torch.bfloat16, torch.float16, torch.float32):
+        return f"tensor cores do not multiply {dtype}"
+    for size in (cells.shape[-1], hidden.shape[-1]):
+        if size % LAYER_UNIT:
+            return f"tiles of {LAYER_UNIT} do not fill a width of {size}"
+    capability = _capability(device)
+    if capability < (8, 0):
+        return "a compute capability below 8.0 has no tensor cores for bfloat16"
+    if forced_backend() == "trial":
+        return None
+    if dtype != torch.bfloat16 or capability != MEASURED_CAPABILITY:
+        card = ".".join(map(str, capability))
+        return f"in {dtype} with compute capability {card}, a layer in one launch is a trial: elmo_backend('trial')"
+    if cells.shape[-1] >= MANY_CELLS and sequences > MANY_SEQUENCES:
+        return f"{sequences} sequences of {cells.shape[-1]} cells fill the device at each step"
+    return None
+
+
+@cache
+def _capability(device: torch.device) -> tuple[int, int]:
+    return torch.cuda.get_device_capability(device)
 
 
 def _is_built_for(backend: str, inputs: Tensor, has_autocast: bool) -> bool:

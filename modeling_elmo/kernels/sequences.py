@@ -8,7 +8,7 @@ first; U distinct words; T steps; D width of the input; H `lstm_hidden_size`; P 
 order i, f, o, g (the candidate); K directions; L layers; B rows of the batch.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import cached_property
 from itertools import accumulate
 from typing import NamedTuple
@@ -57,6 +57,25 @@ class Steps:
 
     def to(self, device: torch.device) -> "Steps":
         return Steps(self.batch_sizes, device)
+
+    def chunks(self, most: int) -> Iterator[tuple["Steps", slice]]:
+        """Consecutive steps with at most this number of tokens, or one step, and their rows."""
+        sizes: list[int] = []
+        start = end = 0
+        for size in self.batch_sizes:
+            if sizes and end - start + size > most:
+                yield Steps(sizes, self.device), slice(start, end)
+                sizes, start = [], end
+            sizes.append(size)
+            end += size
+        if sizes:
+            yield (self if start == 0 else Steps(sizes, self.device)), slice(start, end)
+
+    @cached_property
+    def on_device(self) -> Tensor:
+        """The number of steps, then the sizes of all steps, as a kernel on the device reads them: `(1 + T,)` int32."""
+        numbers = torch.tensor([len(self.batch_sizes), *self.batch_sizes], dtype=torch.int32, device="cpu")
+        return to_device(numbers, self.device)
 
     @cached_property
     def rows(self) -> list[slice]:
