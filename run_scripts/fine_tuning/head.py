@@ -14,14 +14,7 @@ from transformers.utils import logging
 
 from modeling_elmo import ELMoConfig, ELMoTokenizer
 from modeling_elmo.heads.task_model import ELMoTaskModel
-from modeling_elmo.tokenization.elmo_characters import (
-    CONTINUATION,
-    MAX_TERM_WORD,
-    PAD_WORD,
-    SPECIAL_WORDS,
-    SURROGATES,
-    UNK_WORD,
-)
+from modeling_elmo.tokenization.elmo_characters import PAD_WORD, SPECIAL_WORDS, UNK_WORD, is_text_word
 
 from ..program.command_line import option, refuse_unread
 from ..program.files import parse_json_object
@@ -289,9 +282,4 @@ def task_vocabulary(sentences: Iterable[Iterable[str]], min_count: int = 2, extr
     """
     counts = Counter(chain.from_iterable(sentences))
     frequent = (word for word, count in counts.most_common() if count >= min_count)
-    left_out = (*SPECIAL_WORDS, MAX_TERM_WORD, "")
-    return [
-        word
-        for word in dict.fromkeys(chain(frequent, extra))
-        if word not in left_out and not word.startswith(CONTINUATION) and not SURROGATES.search(word)
-    ]
+    return list(filter(is_text_word, dict.fromkeys(chain(frequent, extra))))

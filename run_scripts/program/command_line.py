@@ -59,18 +59,21 @@ NOT_NEGATIVE = """
 """
 BELOW_ONE = "adam_beta1 adam_beta2 elmo_dropout ema_decay label_smoothing_factor"
 # What a number must be, and whether it is, by the name of its option: a name has one meaning in all programs.
-BOUNDS: dict[str, tuple[str, Callable[[float], bool]]] = {
-    **dict.fromkeys(POSITIVE.split(), ("a number above 0", lambda value: 0 < value < math.inf)),
-    **dict.fromkeys(NOT_NEGATIVE.split(), ("0 or more", lambda value: 0 <= value < math.inf)),
-    **dict.fromkeys(BELOW_ONE.split(), ("a number from 0 to below 1", lambda value: 0 <= value < 1)),
-    **dict.fromkeys(
-        ("max_length", "per_device_train_batch_tokens"),
-        ("3 or more, for a word and two markers", lambda value: 3 <= value < math.inf),
+BOUNDS: dict[str, tuple[str, Callable[[float], bool]]] = {}
+for _names, _needed, _is_within in (
+    (POSITIVE, "a number above 0", lambda value: 0 < value < math.inf),
+    (NOT_NEGATIVE, "0 or more", lambda value: 0 <= value < math.inf),
+    (BELOW_ONE, "a number from 0 to below 1", lambda value: 0 <= value < 1),
+    (
+        "max_length per_device_train_batch_tokens",
+        "3 or more, for a word and two markers",
+        lambda value: 3 <= value < math.inf,
     ),
-    "max_steps": ("a number above 0, or -1 for no maximum", lambda value: value == -1 or 0 < value < math.inf),
-    **dict.fromkeys(("lr_decay", "train_fraction"), ("a number above 0, up to 1", lambda value: 0 < value <= 1)),
-    **dict.fromkeys(("data_seed", "seed"), (f"a number from 0 to {2**32 - 1}", lambda value: 0 <= value < 2**32)),
-}
+    ("max_steps", "a number above 0, or -1 for no maximum", lambda value: value == -1 or 0 < value < math.inf),
+    ("lr_decay train_fraction", "a number above 0, up to 1", lambda value: 0 < value <= 1),
+    ("data_seed seed", f"a number from 0 to {2**32 - 1}", lambda value: 0 <= value < 2**32),
+):
+    BOUNDS |= dict.fromkeys(_names.split(), (_needed, _is_within))
 ANY_NUMBER = ("a number", lambda value: -math.inf <= value <= math.inf)
 
 
@@ -82,6 +85,10 @@ def option(default: Any, help: str, **argument: Any) -> Any:
     return field(metadata=metadata) if default is ... else field(default=default, metadata=metadata)
 
 
+# How the help names values, by the last word of an option, or else by its type.
+VALUES = {"file": "FILE", "files": "FILE", "dir": "FOLDER", int: "INT", float: "FLOAT", string_to_bool: "BOOL"}
+
+
 class HelpFormatter(ArgumentDefaultsHelpFormatter, RawDescriptionHelpFormatter):
     """One spelling per option, the kind of its value, and its default if there is one."""
 
@@ -90,13 +97,15 @@ class HelpFormatter(ArgumentDefaultsHelpFormatter, RawDescriptionHelpFormatter):
             return super()._format_action_invocation(action)
         names = [name for name in action.option_strings if "-" not in name[2:]]  # also accepted with hyphens
         if action.type is string_to_bool and action.nargs == "?":  # a flag
-            return ", ".join([*names, f"--no_{action.dest}"] if action.default is True else names)
+            if action.default is True:
+                names.append(f"--no_{action.dest}")
+            return ", ".join(names)
         value = self._format_args(action, self._get_default_metavar_for_optional(action))
         return f"{', '.join(names)} {value}".rstrip()
 
     def _get_default_metavar_for_optional(self, action: Action) -> str:
-        by_name = {"file": "FILE", "files": "FILE", "dir": "FOLDER"}.get(action.dest.rpartition("_")[2])
-        return by_name or {int: "INT", float: "FLOAT", string_to_bool: "BOOL"}.get(action.type, "TEXT")
+        last_word = action.dest.rpartition("_")[2]
+        return VALUES.get(last_word) or VALUES.get(action.type, "TEXT")
 
     def _get_help_string(self, action: Action) -> str | None:
         is_told = action.required or "default" in (action.help or "").lower()
@@ -110,7 +119,7 @@ class StoreAll(Action):
     def __call__(self, parser, namespace, values, option_string=None):
         before = getattr(namespace, self.dest)
         if isinstance(values, list) and before is not self.default:
-            values = [*before, *values]
+            values = before + values
         setattr(namespace, self.dest, values)
 
 
@@ -166,8 +175,8 @@ class ProgramParser(HfArgumentParser):
         refuse_replaced_inputs(options)
         parsed = []
         for group in self.dataclass_types:
-            names = [item.name for item in fields(group) if item.init]
-            parsed.append(self._group(group, {name: options.pop(name) for name in names}))
+            of_group = {item.name: options.pop(item.name) for item in fields(group) if item.init}
+            parsed.append(self._group(group, of_group))
         if options:
             parsed.append(namespace)
         return parsed[0] if len(parsed) == 1 else tuple(parsed)
@@ -236,12 +245,10 @@ def refuse_unread(arguments: Any, options: Iterable[str], reason: str):
     """Refuses options of a group that differ from their defaults, although the program does not read them."""
     defaults = {item.name: item.default for item in fields(arguments)}
     for name in options:
-        if name not in defaults:
-            continue
-        value = getattr(arguments, name)
-        if value != defaults[name]:
-            given = f"--{name}" if value is True else f"--{name} {value}"
-            raise ValueError(f"{given} has no effect {reason}")
+        value = getattr(arguments, name, None)
+        if name in defaults and value != defaults[name]:
+            shown = "" if value is True else f" {value}"
+            raise ValueError(f"--{name}{shown} has no effect {reason}")
 
 
 def refuse_replaced_inputs(options: Mapping[str, Any]):
@@ -250,12 +257,12 @@ def refuse_replaced_inputs(options: Mapping[str, Any]):
         if not options.get(output):
             continue
         target = Path(options[output])
-        replaced = [path for path in (target, target / "vocab.txt") if path.exists()]  # a training writes the second
+        replaced = list(filter(Path.exists, (target, target / "vocab.txt")))  # a training writes the second
         is_result = target.suffix == ".json" and target.name not in JSON_OF_MODELS
         if target.is_file() and not is_result:
             replaced += target.resolve().parents
-        for pattern in _inputs_of(options) if replaced else []:
-            inputs = [path for path in map(Path, (pattern, *glob(pattern, recursive=True))) if path.exists()]
+        for pattern in _inputs_of(options) if replaced else ():
+            inputs = filter(Path.exists, map(Path, (pattern, *glob(pattern, recursive=True))))
             if any(path.samefile(other) for path, other in product(inputs, replaced)):
                 raise ValueError(f"--{output} {target} would replace {pattern}, which is read. Pass another path.")
 
@@ -264,10 +271,7 @@ def _inputs_of(options: Mapping[str, Any]) -> Iterator[str]:
     """The paths and patterns of all options that name what a program reads."""
     for name in INPUT_OPTIONS:
         value = options.get(name) or []
-        if isinstance(value, str):
-            yield value
-        else:
-            yield from value
+        yield from [value] if isinstance(value, str) else value
 
 
 def refuse_names_not_utf8(names: Iterable[str]):

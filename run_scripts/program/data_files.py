@@ -14,7 +14,6 @@ import json
 import os
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from functools import partial
 from itertools import chain, islice
 from pathlib import Path
 from typing import Any
@@ -68,9 +67,13 @@ def column_rows(
     if word_column is None:
         sentences = _with_words_first(path, sentences, "--word_column", least=3)  # words, tags and others
     for sentence in sentences:
-        tokens = [fields[word] for _, fields in sentence]
-        tags = [fields[tag].strip() for _, fields in sentence]
-        locations = [f"{path}, line {number}" for number, _ in sentence]
+        locations = []
+        tokens = []
+        tags = []
+        for number, fields in sentence:
+            locations.append(f"{path}, line {number}")
+            tokens.append(fields[word])
+            tags.append(fields[tag].strip())
         yield locations, {tokens_column: tokens, tags_column or DEFAULT_TAGS: tags}
 
 
@@ -90,8 +93,11 @@ def _sentence_lines(path: Path, comments: list[str], least: int) -> Iterator[lis
             continue
         width = width or len(fields)
         if len(fields) != width or width < least:
-            shown = f"{path}, line {number} has {len(fields)} columns, not {max(width, least)}: {line!r:.80}"
-            raise ValueError(f"{shown}. Correct it; a tagger's --comments names lines to skip.")
+            needed = max(width, least)
+            raise ValueError(
+                f"{path}, line {number} has {len(fields)} columns, not {needed}: {line!r:.80}. Correct it; a tagger's "
+                "--comments names lines to skip."
+            )
         if not (is_conllu and _is_range_or_empty_node(f"{path}, line {number}", fields[0])):
             sentence.append((number, fields))
 
@@ -114,18 +120,18 @@ def _with_words_first(
     start = list(islice(sentences, JUDGED_SENTENCES))
     if not start or format_suffix(path) == ".conllu":
         return chain(start, sentences)
-    number, fields = start[0][0]
-    cells = [[fields for _, fields in sentence] for sentence in start]
-    reason = None
-    if len(fields) >= least:
-        reason = not_words(cells)
-    if reason is None and len(fields) > 1:
-        reason = has_tags(cells)
+    number, first_row = start[0][0]
+    rows = [[fields for _, fields in sentence] for sentence in start]
+    reason = not_words(rows) if len(first_row) >= least else None
+    if reason is None and len(first_row) > 1:
+        reason = has_tags(rows)
     if reason is not None:
-        columns = ", ".join(f"{column}: {cell!r:.30}" for column, cell in enumerate(fields, 1))
-        advice = f"Pass {option} with the number of the column of the words (1 if it is the first)"
-        advice += ", and --tags_column" if option == "--word_column" else ""
-        raise ValueError(f"{path}: the first column {reason}; line {number} has the columns {columns:.300}. {advice}.")
+        columns = ", ".join(f"{column}: {cell!r:.30}" for column, cell in enumerate(first_row, 1))
+        others = ", and --tags_column" if option == "--word_column" else ""
+        raise ValueError(
+            f"{path}: the first column {reason}; line {number} has the columns {columns:.300}. Pass {option} with the "
+            f"number of the column of the words (1 if it is the first){others}."
+        )
     return chain(start, sentences)
 
 
@@ -151,20 +157,20 @@ def not_words(sentences: list[list[list[str]]]) -> str | None:
 
 def _count_up(cells: list[str]) -> bool:
     """Whether the last numbers in the cells count up, and what is before them is equal: 1 and 2, or 7_1 and 7_2."""
-    parts = list(filter(None, map(COUNTED.fullmatch, cells)))
-    if len(parts) < len(cells):
-        return False
-    names = {part[1] for part in parts}
-    differences = {int(part[2]) - place for place, part in enumerate(parts)}
-    return len(names) == len(differences) == 1
+    counters = set()
+    for place, cell in enumerate(cells):
+        part = COUNTED.fullmatch(cell)
+        if part is None:
+            return False
+        counters.add((part[1], int(part[2]) - place))
+    return len(counters) == 1
 
 
 def has_tags(sentences: list[list[list[str]]]) -> str | None:
     """Why the first column of sentences has tags, and not words; `None` if it may have words."""
     rows = list(chain.from_iterable(sentences))
     first = {row[0] for row in rows}
-    last = {row[-1] for row in rows}
-    if _are_tags(first) and not _are_tags(last):
+    if _are_tags(first) and not _are_tags({row[-1] for row in rows}):
         return f"has tags ({', '.join(sorted(first)):.60})"
     return None
 
@@ -181,9 +187,7 @@ def _column_indexes(path: Path, word: int | None, tag: str | None) -> tuple[int,
         word = 2 if word is None else word
         tag = tag or "upos"
     word = 1 if word is None else word
-    number = 0
-    if tag is not None:
-        number = _column_number(tag, names) or 0
+    number = 0 if tag is None else _column_number(tag, names) or 0
     if word < 1 or (number < 1 and tag is not None):
         known = ", ".join(["1, 2, ...", *names])
         raise ValueError(f"{path} has no such column: --word_column {word}, --tags_column {tag}; pass {known}.")
@@ -199,22 +203,24 @@ def _column_number(column: str, names: Sequence[str]) -> int | None:
 
 def _is_range_or_empty_node(location: str, identifier: str) -> bool:
     """Whether the CoNLL-U line has the number of a multiword token (3-4) or of an empty node (3.1)."""
-    is_range_or_empty_node = bool(RANGE_OR_EMPTY_NODE.fullmatch(identifier))
-    if not (is_range_or_empty_node or identifier.isdecimal()):
+    if RANGE_OR_EMPTY_NODE.fullmatch(identifier):
+        return True
+    if not identifier.isdecimal():
         raise ValueError(f"{location}: the first column is {identifier!r:.80}; in .conllu it must be a word's number.")
-    return is_range_or_empty_node
+    return False
 
 
-def table_rows(path: Path, column_names: list[str]) -> Iterator[LocatedRow]:
+def table_rows(path: Path, column_names: Sequence[str] = ()) -> Iterator[LocatedRow]:
     """Rows of a CSV or TSV file, whose first line is the header unless there are `column_names`."""
-    return ((f"{path}, line {number}", row) for number, row in _numbered_rows(path, column_names))
+    for number, row in _numbered_rows(path, column_names):
+        yield f"{path}, line {number}", row
 
 
-def _numbered_rows(path: Path, column_names: list[str]) -> Iterator[tuple[int, dict[str, str]]]:
+def _numbered_rows(path: Path, column_names: Sequence[str] = ()) -> Iterator[tuple[int, dict[str, str]]]:
     rows = _numbered_cells(path)
-    names = column_names
-    if not names:
-        _, names = next((row for row in rows if row[1]), (0, []))
+    names = list(column_names)
+    while not names:
+        _, names = next(rows, (0, [""]))
     if len(names) == 1 and (sign := re.search(r"[;|\t]", names[0])):
         separated = f"its columns seem to be separated by {sign[0]!r}. Write commas (.csv) or tabs (.tsv)"
         raise ValueError(f"{path} begins with {names[0]!r:.80}: {separated}.")
@@ -376,7 +382,8 @@ def _begins_with_row(path: Path) -> bool:
 
 
 def _json_list(path: Path) -> list[Any]:
-    whole = _parsed_row("\n".join(line for _, line in numbered_lines(path)), str(path))
+    text = "\n".join(line for _, line in numbered_lines(path))
+    whole = _parsed_row(text, str(path))
     rows = whole.get("data") if isinstance(whole, dict) else whole
     if not isinstance(rows, list):
         raise ValueError(f"{path} has no list of rows; pass a list, an object with a list as `data`, or JSON lines.")
@@ -410,7 +417,7 @@ def _json_texts(path: Path, column: str) -> Iterator[tuple[int, Any]]:
 
 
 def _table_texts(path: Path, column: str) -> Iterator[tuple[int, str]]:
-    for number, row in _numbered_rows(path, []):
+    for number, row in _numbered_rows(path):
         if column not in row:
             raise ValueError(f"{path} has no column {column!r}, only {list(row)}; pass --text_column.")
         yield number, row[column].strip()
@@ -434,8 +441,7 @@ def _column_texts(path: Path, column: str) -> Iterator[tuple[int, list[str]]]:
 
 
 JSON_FORMATS: dict[str, RowReader] = {".jsonl": json_rows, ".json": json_rows}
-TABLE_FORMATS: dict[str, RowReader] = dict.fromkeys(TABLE_SUFFIXES, partial(table_rows, column_names=[]))
-ROW_READERS = TABLE_FORMATS | JSON_FORMATS
+ROW_READERS: dict[str, RowReader] = {**dict.fromkeys(TABLE_SUFFIXES, table_rows), **JSON_FORMATS}
 TEXT_READERS: dict[str, Callable[[Path, str], Iterator[tuple[int, Any]]]] = {
     ".txt": _line_texts,
     ".jsonl": _json_texts,

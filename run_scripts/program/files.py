@@ -127,4 +127,8 @@ def digest(parts: Iterable[bytes], size: int = 8) -> str:
 
 def files_named(name: str, folder: Path) -> list[Path]:
     """All files of a name below a folder. Another process may delete folders meanwhile."""
-    return sorted(Path(place, name) for place, _, files in os.walk(folder) if name in files)
+    paths = []
+    for place, _, file_names in os.walk(folder):
+        if name in file_names:
+            paths.append(Path(place, name))
+    return sorted(paths)

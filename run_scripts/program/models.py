@@ -99,4 +99,7 @@ def _bytes_with_code(path: Path) -> bytes:
 
 def broken_weights(model: torch.nn.Module) -> str | None:
     """The name of the first parameter with a value that is infinite or not a number."""
-    return next((name for name, weights in model.named_parameters() if not weights.isfinite().all()), None)
+    for name, weights in model.named_parameters():
+        if not weights.isfinite().all():
+            return name
+    return None

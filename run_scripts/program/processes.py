@@ -63,7 +63,8 @@ def use_one_thread_if_forked():
 
 def join_processes() -> tuple[int, int]:
     """Joins the processes of a launcher, `torchrun` for example; returns their number and the index of this one."""
-    number, index = int(os.environ.get("WORLD_SIZE", 1)), int(os.environ.get("RANK", 0))
+    number = int(os.environ.get("WORLD_SIZE", 1))
+    index = int(os.environ.get("RANK", 0))
     if number > 1:
         dist.init_process_group("gloo", timeout=timedelta(days=30))  # shares of a corpus may take days
     return number, index

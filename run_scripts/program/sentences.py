@@ -101,21 +101,19 @@ def _lines_of(texts: Iterable[NumberedText], are_lines: bool) -> Iterator[Number
 
 
 def _split(paragraph: list[NumberedLine], language: str) -> list[NumberedLine]:
-    return [(paragraph[index][0], sentence) for index, _, sentence in _sentences(paragraph, language)]
+    return [sentence for sentence, _ in _sentences(paragraph, language)]
 
 
 def _split_beginning(paragraph: list[NumberedLine], language: str) -> tuple[list[NumberedLine], list[NumberedLine]]:
     """The sentences of a paragraph that goes on, but for the last, and the lines of the last."""
-    *others, (index, place, _) = _sentences(paragraph, language)
+    *others, (last, rest) = _sentences(paragraph, language)
     if not others:  # so long a text without an end is no sentence
-        return _split(paragraph, language), []
-    number, line = paragraph[index]
-    rest = [(number, line[place:]), *paragraph[index + 1 :]]
-    return [(paragraph[first][0], sentence) for first, _, sentence in others], rest
+        return [last], []
+    return [sentence for sentence, _ in others], rest
 
 
-def _sentences(paragraph: list[NumberedLine], language: str) -> Iterator[tuple[int, int, str]]:
-    """The sentences of a paragraph, each with the index of its first line, and the place in this line."""
+def _sentences(paragraph: list[NumberedLine], language: str) -> Iterator[tuple[NumberedLine, list[NumberedLine]]]:
+    """The sentences of a paragraph, each with the number of its first line, and the lines from its beginning on."""
     text = ""
     starts = []
     for _, line in paragraph:
@@ -124,16 +122,18 @@ def _sentences(paragraph: list[NumberedLine], language: str) -> Iterator[tuple[i
         text += line
     for start, end in split_sentences(text, language):
         if sentence := text[start:end].strip():
-            first = start + text[start:end].index(sentence[0])
+            first = text.index(sentence[0], start)
             index = bisect_right(starts, first) - 1
-            yield index, first - starts[index], sentence
+            number, line = paragraph[index]
+            yield (number, sentence), [(number, line[first - starts[index] :]), *paragraph[index + 1 :]]
 
 
 def _between(text: str, line: str) -> str:
     """What joins a line to the text before it: a space, but nothing between signs of Chinese or Japanese."""
-    joins = bool(text) and all(unicodedata.east_asian_width(sign) in "FW" for sign in (text[-1], line[0]))
-    are_hangul = joins and all(unicodedata.name(sign, "").startswith("HANGUL") for sign in (text[-1], line[0]))
-    return "" if not text or (joins and not are_hangul) else " "
+    signs = (text[-1:], line[0])
+    are_wide = all(unicodedata.east_asian_width(sign) in "FW" for sign in signs if sign)
+    are_hangul = all(unicodedata.name(sign, "").startswith("HANGUL") for sign in signs if sign)
+    return "" if not text or (are_wide and not are_hangul) else " "
 
 
 def warn_of_wrapped_lines(files: Iterable[Path | str]):
@@ -155,10 +155,10 @@ def wrapped_width(lines: list[str]) -> int | None:
         return None
     lengths = np.array([*map(len, lines)])
     width = int(np.quantile(lengths, 0.95))
-    are_full = lengths >= FULL * width
-    ends = sum(bool(SENTENCE_END.search(line)) for line in lines) / len(lines)
-    cased = [line for line in lines if line[0].lower() != line[0].upper()]
-    has_case = 2 * len(cased) > len(lines)
-    goes_on = not has_case or sum(line[0].islower() for line in cased) >= GOES_ON_SHARE * len(cased)
-    is_wrapped = NARROWEST <= width <= WIDEST and are_full.mean() >= FULL_SHARE and ends < END_SHARE
+    full_share = np.mean(lengths >= FULL * width)
+    end_share = np.mean([bool(SENTENCE_END.search(line)) for line in lines])
+    is_wrapped = NARROWEST <= width <= WIDEST and full_share >= FULL_SHARE and end_share < END_SHARE
+    are_small = [line[0].islower() for line in lines if line[0].lower() != line[0].upper()]
+    has_case = 2 * len(are_small) > len(lines)
+    goes_on = not has_case or sum(are_small) >= GOES_ON_SHARE * len(are_small)
     return width if is_wrapped and goes_on else None

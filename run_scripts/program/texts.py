@@ -181,7 +181,8 @@ def refuse_training_data(held_out: str, held_out_option: str, train: str, train_
     require("datasets", extra="train", purpose=f"{held_out_option} {held_out}")
     from datasets import ReadInstruction
 
-    sizes = {expression.split("[")[0].strip(): SPLIT_SIZE for expression in f"{held_out}+{train}".split("+")}
+    expressions = f"{held_out}+{train}".split("+")
+    sizes = {expression.split("[")[0].strip(): SPLIT_SIZE for expression in expressions}
 
     def parts(split: str) -> list[tuple[bool, Any]]:
         """Whether each part is in percent, and the part."""
@@ -194,8 +195,9 @@ def refuse_training_data(held_out: str, held_out_option: str, train: str, train_
         return  # `split_parts` refuses it, and knows the names of the splits
     for (in_percent, part), (other_in_percent, other) in pairs:
         name = part.splitname
+        sizes_of_parts = (part.to - part.from_, other.to - other.from_)
         # Rows and percents can be compared only if one of the parts is the whole split.
-        is_comparable = in_percent == other_in_percent or SPLIT_SIZE in (part.to - part.from_, other.to - other.from_)
+        is_comparable = in_percent == other_in_percent or SPLIT_SIZE in sizes_of_parts
         overlaps = max(part.from_, other.from_) < min(part.to, other.to)
         if name == other.splitname and is_comparable and overlaps:
             rest = f"pass another or none, or {train_option} with the rest, such as '{name}[:90%]' for '{name}[90%:]'"
