@@ -38,7 +38,7 @@ WordTags = dict[str, list[list[str]]]  # of each sentence, by split
 def main(arguments: list[str] | None = None) -> dict[str, Any]:
     parser = ProgramParser(LayerSourceArguments, TaggingDataArguments, description=__doc__)
     parsed, data_arguments = parser.parse(arguments)
-    task = Tagging(data_arguments)
+    task = Tagging.read(data_arguments)
     task.check_splits()
     words = {split: list(rows["tokens"]) for split, rows in task.data.items()}
     tags = {split: list(rows["tags"]) for split, rows in task.data.items()}

@@ -46,7 +46,7 @@ def main(arguments: list[str] | None = None) -> list[RunRecord]:
         prog=f"{task_parser.prog} {name}",
     )
     head, options, experiment, training = parser.parse(arguments[1:])
-    return run_experiment(chosen(options), head, experiment, training)
+    return run_experiment(chosen.read(options), head, experiment, training)
 
 
 if __name__ == "__main__":

@@ -48,7 +48,7 @@ def main(arguments: list[str] | None = None) -> list[dict[str, float]]:
     """Returns the scores of each epoch."""
     parser = ProgramParser(BasicHeadArguments, TaggingArguments, LoopArguments, description=__doc__)
     model_options, data_options, loop = parser.parse(arguments)
-    head, task = HeadArguments(**vars(model_options)), Tagging(data_options)
+    head, task = HeadArguments(**vars(model_options)), Tagging.read(data_options)
     if not {"train", "validation"} <= {*task.data}:
         raise ValueError(f"There are only the splits {', '.join(task.data)}; pass --train_file and --validation_file.")
     if Path(loop.output_dir, CONFIG_NAME).exists():

@@ -10,17 +10,17 @@ from datasets import ClassLabel, Dataset, DatasetDict, Features, Value
 from task_worker import written
 
 from modeling_elmo.run_scripts.fine_tuning.tasks.classification import (
+    Classification,
     ClassificationArguments,
     MultiLabel,
     Regression,
     SingleLabel,
     label_type,
-    read_classification,
 )
 
 
 def classification(**options):
-    return read_classification(ClassificationArguments(**options))
+    return Classification.read_data(ClassificationArguments(**options))
 
 
 @pytest.fixture

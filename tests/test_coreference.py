@@ -36,13 +36,8 @@ def documents(*rows, **columns):
     return DatasetDict(train=Dataset.from_list([{**ROW, **row, **columns} for row in rows or [{}]]))
 
 
-@pytest.fixture
-def task_of(monkeypatch):
-    def made(data, **options):
-        monkeypatch.setattr(Coreference, "read_data", lambda task: data)
-        return Coreference(CoreferenceArguments(train_file="d.conll", **options))
-
-    return made
+def task_of(data, **options):
+    return Coreference(CoreferenceArguments(**options), data)
 
 
 @pytest.fixture(scope="module")
@@ -58,7 +53,7 @@ BEGIN, END = "#begin document (d); part 0\n", "#end document\n"
 
 
 def documents_of(path, text):
-    return Coreference(CoreferenceArguments(train_file=str(written(path, text)))).data["train"].to_list()
+    return Coreference.read(CoreferenceArguments(train_file=str(written(path, text)))).data["train"].to_list()
 
 
 @pytest.fixture
@@ -102,7 +97,7 @@ def test_litbank_and_back(name):
     for (_, before), after in zip(located, checked, strict=True):
         pairs = {(old[3], new[3]) for old, new in zip(sorted(before["mentions"]), after["mentions"], strict=True)}
         assert len(pairs) == len({old for old, _ in pairs}) == len({new for _, new in pairs})
-    assert Coreference(CoreferenceArguments(test_file=str(path))).data["test"].to_list() == checked
+    assert Coreference.read(CoreferenceArguments(test_file=str(path))).data["test"].to_list() == checked
 
 
 ONTONOTES = """#begin document (nw/wsj/00/wsj_0001); part 000
@@ -276,7 +271,7 @@ def test_json_lines(tmp_path, ending):
 def test_a_data_set(tmp_path):
     part = Dataset.from_list([RECORD, RECORD | {"document": "2", "speakers": [], "genre": None}])
     DatasetDict(train=part, validation=part).save_to_disk(tmp_path / "data")
-    splits = Coreference(CoreferenceArguments(dataset=str(tmp_path / "data"))).data
+    splits = Coreference.read(CoreferenceArguments(dataset=str(tmp_path / "data"))).data
     assert splits["train"].to_list() == [READ, READ | {"document": "2", "speakers": [], "genre": ""}]
     assert splits["validation"].to_list() == splits["train"].to_list()
 
@@ -307,7 +302,7 @@ def test_bad_records(tmp_path, column, value, shown):
 
 
 @pytest.mark.parametrize("side", ["right", "left"])
-def test_a_batch_is_a_document(side, task_of):
+def test_a_batch_is_a_document(side):
     speakers = [["x"] * 3, ["y", "x"], ["x"] * 5, ["z"]]
     other = {"speakers": speakers, "genre": "nw"}
     task = task_of(documents(other, {"genre": "bc", "sentences": [["a"]], "mentions": []}))
@@ -330,7 +325,7 @@ def at_epoch(collator, epoch, seed=1, data_seed=None):
     collator.on_epoch_begin(SimpleNamespace(seed=seed, data_seed=data_seed), SimpleNamespace(epoch=epoch), None)
 
 
-def test_a_training_document_is_a_window_that_differs_by_epoch(task_of):
+def test_a_training_document_is_a_window_that_differs_by_epoch():
     task = task_of(documents(*[{}] * 3), max_sentences=2)
     tokenizer = ELMoTokenizer(pre_tokenization="whitespace")
     rows, whole = task.encode_splits(tokenizer)["train"], task.encode({**documents()["train"][:]}, tokenizer, False)
@@ -369,7 +364,7 @@ def padded(rows: list[list[list[int]]]):
 
 
 @pytest.mark.parametrize("train_singletons", [True, False])
-def test_scores_of_both_ways(train_singletons, task_of):
+def test_scores_of_both_ways(train_singletons):
     task = task_of(documents({}, {}), train_singletons=train_singletons)
     predicted = [MENTIONS[:5] + [[2, 3, 3, -1]], [[0, 0, 0, 0], [1, 0, 0, 0], [2, 2, 3, 1]]]
     output = SplitOutput((padded(predicted), np.zeros((2, 6))), None, task.data["train"], None)
@@ -388,7 +383,7 @@ def test_scores_of_both_ways(train_singletons, task_of):
     assert lines[0]["mentions"] == MENTIONS and lines[0]["sentences"] == SENTENCES
 
 
-def test_data_without_singletons_have_one_way(task_of):
+def test_data_without_singletons_have_one_way():
     task = task_of(documents(mentions=MENTIONS[:5]))
     output = SplitOutput((padded([MENTIONS[:5]]), np.zeros((1, 5))), None, task.data["train"], None)
     scores = task.scores(output)
@@ -397,7 +392,7 @@ def test_data_without_singletons_have_one_way(task_of):
         task_of(documents(mentions=MENTIONS[:5]), train_singletons=True)
 
 
-def test_genres_of_the_training_data(task_of):
+def test_genres_of_the_training_data():
     splits = {name: documents(genre=name)["train"] for name in ("bc", "nw", "")}
     with pytest.raises(ValueError, match="'validation', row 0: 'nw' .*'train', which has bc"):
         task_of(DatasetDict(train=splits["bc"], validation=splits["nw"]))

@@ -236,7 +236,7 @@ def groups(path):
 
 def task(name):
     kind = task_class(name)
-    return lambda path: kind(kind.arguments_class(train_file=str(path))).data["train"].to_list()
+    return lambda path: kind.read(kind.arguments_class(train_file=str(path))).data["train"].to_list()
 
 
 def senses(path):

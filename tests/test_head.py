@@ -33,7 +33,7 @@ def folder(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def task():
-    return Tagging(TaggingArguments(**WNUT17))
+    return Tagging.read(TaggingArguments(**WNUT17))
 
 
 @pytest.fixture(scope="module")

@@ -79,7 +79,7 @@ def lines(*rows: dict) -> str:
 
 def read(path: Path, text: str, **options) -> list[dict]:
     arguments = QuestionAnsweringArguments(train_file=str(written(path, text)), **options)
-    return QuestionAnswering(arguments).data["train"].to_list()
+    return QuestionAnswering.read(arguments).data["train"].to_list()
 
 
 def test_the_files_of_squad(tmp_path):
@@ -137,11 +137,11 @@ def test_the_data_set_of_squad(tmp_path):
     parts = {"train": rows, "validation": rows[::-1], "test": [rows[0] | {"context": ""}]}
     DatasetDict({name: Dataset.from_list(part, FEATURES) for name, part in parts.items()}).save_to_disk(tmp_path)
     options = {"dataset": str(tmp_path), "validation_split": "validation[:1]"}
-    splits = QuestionAnswering(QuestionAnsweringArguments(**options, test_split="none")).data
+    splits = QuestionAnswering.read(QuestionAnsweringArguments(**options, test_split="none")).data
     assert splits["train"][0] == {"id": "q1", "question": "Where is q1?", **READ}
     assert splits["validation"]["answers"][:] == [[]] and splits["validation"].split == "validation"
     with pytest.raises(ValueError, match=r"--dataset .*, test, row 0, id q1: `context` is ''"):
-        QuestionAnswering(QuestionAnsweringArguments(**options))
+        QuestionAnswering.read(QuestionAnsweringArguments(**options))
 
 
 def of(text: Any, start: Any) -> dict:
@@ -198,8 +198,8 @@ def test_splits_of_both_versions(tmp_path):
     two = str(written(tmp_path / "two.jsonl", lines(question("q2"), question("q3", NONE))))
     for files, having, without in (((one, two), "test", "train"), ((two, one), "train", "test")):
         with pytest.raises(ValueError, match=f"'{having}' has questions without an answer, but '{without}' has none"):
-            QuestionAnswering(QuestionAnsweringArguments(train_file=files[0], test_file=files[1]))
-    QuestionAnswering(QuestionAnsweringArguments(validation_file=one, test_file=two))  # without training data
+            QuestionAnswering.read(QuestionAnsweringArguments(train_file=files[0], test_file=files[1]))
+    QuestionAnswering.read(QuestionAnsweringArguments(validation_file=one, test_file=two))  # without training data
 
 
 # Windows

@@ -213,7 +213,7 @@ def test_coreference(place):
 def test_stock_trainer_trains_and_evaluates_coreference(place, tmp_path):
     """It needs `label_names`, and all columns for the collator."""
     folder = place("coref") / "run"
-    task = Coreference(CoreferenceArguments(train_file=str(LITBANK["train"]), test_file=str(LITBANK["test"])))
+    task = Coreference.read(CoreferenceArguments(train_file=str(LITBANK["train"]), test_file=str(LITBANK["test"])))
     tokenizer = ELMoTokenizer.from_pretrained(folder)
     rows = task.encode_splits(tokenizer)
     options = {"per_device_train_batch_size": 1, "per_device_eval_batch_size": 1, "remove_unused_columns": False}
@@ -266,7 +266,7 @@ def test_roles_are_memorized(tmp_path):
 def test_documents_are_memorized(tmp_path):
     """Mentions of their clusters have up to two words. A span that is not kept is not learned, so most are kept."""
     arguments = CoreferenceArguments(train_file=str(LITBANK["train"]), validation_file=str(LITBANK["dev"]))
-    data, file = Coreference(arguments).data, tmp_path / "documents.jsonl"
+    data, file = Coreference.read(arguments).data, tmp_path / "documents.jsonl"
     with file.open("w", encoding="utf-8") as lines:  # sentences 1 to 4 of two documents
         for row in (data["train"][1], data["validation"][0]):
             row["sentences"], row["speakers"] = row["sentences"][1:5], []

@@ -73,7 +73,7 @@ def write_sentences(path: Path, sentences=SENTENCES) -> str:
 
 
 def task_of(folder: Path, **options) -> SemanticRoles:
-    return SemanticRoles(SemanticRoleArguments(train_file=write_sentences(folder / "train.jsonl"), **options))
+    return SemanticRoles.read(SemanticRoleArguments(train_file=write_sentences(folder / "train.jsonl"), **options))
 
 
 def encoded(task: SemanticRoles, split: str = "train", tokenizer: ELMoTokenizer | None = None) -> Dataset:
@@ -144,7 +144,7 @@ READ = [ROW, {"tokens": ["Yes"], **NONE}]
 
 def read(path: Path, text: str, **options) -> list[dict]:
     arguments = SemanticRoleArguments(train_file=str(written(path, text)), **options)
-    return SemanticRoles(arguments).data["train"].to_list()
+    return SemanticRoles.read(arguments).data["train"].to_list()
 
 
 @pytest.mark.parametrize("ending", ["tsv", "tsv.gz"])
@@ -192,7 +192,7 @@ def test_rows_of_json_and_of_a_data_set(tmp_path):
     unknown = dict.fromkeys(("predicate_lemma", "predicate_sense", "predicate_kind"), ["", ""])
     assert read(tmp_path / "b.jsonl", json.dumps(least)) == [ROW | unknown]
     DatasetDict(train=Dataset.from_list(READ)).save_to_disk(tmp_path / "data")
-    splits = SemanticRoles(SemanticRoleArguments(dataset=str(tmp_path / "data"))).data
+    splits = SemanticRoles.read(SemanticRoleArguments(dataset=str(tmp_path / "data"))).data
     assert splits["train"].to_list() == READ
 
 
@@ -396,10 +396,10 @@ def test_roles_that_training_lacks_are_errors(tmp_path, caplog):
 
 def test_roles_come_from_the_training_data(tmp_path):
     with pytest.raises(ValueError, match="'train', but there are only .'test'."):
-        SemanticRoles(SemanticRoleArguments(test_file=FILES["test_file"]))
+        SemanticRoles.read(SemanticRoleArguments(test_file=FILES["test_file"]))
     file = write_sentences(tmp_path / "rain.jsonl", [(["Rain"], []), (["Snow", "too"], [])])
     with pytest.raises(ValueError, match="No row of the split 'train' has predicate_tags"):
-        SemanticRoles(SemanticRoleArguments(train_file=file))
+        SemanticRoles.read(SemanticRoleArguments(train_file=file))
 
 
 # Scores and predictions

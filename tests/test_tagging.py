@@ -15,11 +15,11 @@ from modeling_elmo.run_scripts.fine_tuning.tasks.tagging import Tagging, Tagging
 
 
 def tagging(**options) -> Tagging:
-    return Tagging(TaggingArguments(**(WNUT17 | options)))
+    return Tagging.read(TaggingArguments(**(WNUT17 | options)))
 
 
 def tags_of(path: Path, text: str, **options) -> list[list[str]]:
-    return Tagging(TaggingArguments(train_file=str(written(path, text)), **options)).data["train"]["tags"][:]
+    return Tagging.read(TaggingArguments(train_file=str(written(path, text)), **options)).data["train"]["tags"][:]
 
 
 # Rows
@@ -28,7 +28,7 @@ def tags_of(path: Path, text: str, **options) -> list[list[str]]:
 def test_files(tmp_path):
     one = written(tmp_path / "a.conll", "EU B-ORG\nrejects O\n\nno O\n")
     two = written(tmp_path / "b.jsonl", '{"tokens": ["EU"], "ner_tags": ["B-ORG"], "tokens2": 1}\n')
-    splits = Tagging(TaggingArguments(train_file=str(one), test_file=str(two))).data
+    splits = Tagging.read(TaggingArguments(train_file=str(one), test_file=str(two))).data
     assert list(splits) == ["train", "test"] and splits["test"].split == "test"
     assert splits["train"].to_dict() == {"tokens": [["EU", "rejects"], ["no"]], "tags": [["B-ORG", "O"], ["O"]]}
     assert splits["test"].to_dict() == {"tokens": [["EU"]], "tags": [["B-ORG"]]}
@@ -40,10 +40,10 @@ def test_tags_of_a_data_set_become_names(tmp_path, caplog):
     rows = {"id": [1, 2], "words": [["a", "b"], ["c"]], "ner_tags": [[1, 2], [0]], "pos_tags": [[7, 8], [9]]}
     DatasetDict(train=Dataset.from_dict(rows, features)).save_to_disk(tmp_path / "data")
     options = {"dataset": str(tmp_path / "data"), "tokens_column": "words"}
-    data = Tagging(TaggingArguments(**options)).data["train"]
+    data = Tagging.read(TaggingArguments(**options)).data["train"]
     assert data.to_dict() == {"tokens": [["a", "b"], ["c"]], "tags": [["B-PER", "I-PER"], ["O"]]}
     assert not caplog.messages
-    data = Tagging(TaggingArguments(**options, tags_column="pos_tags")).data["train"]
+    data = Tagging.read(TaggingArguments(**options, tags_column="pos_tags")).data["train"]
     assert data["tags"][:] == [["7", "8"], ["9"]]
     assert "'7', '8', '9' are not BIO tags" in caplog.text and "scored by accuracy" in caplog.text
     assert not list((tmp_path / "data" / "train").glob("cache*"))
@@ -161,7 +161,7 @@ def test_tags_that_are_not_read_are_named(tmp_path, capsys):
 )
 def test_tags_that_are_not_bio_are_told(tmp_path, caplog, tags, metric, told):
     path = written(tmp_path / "train.conll", "".join(f"x {tag}\n" for tag in tags.split()))
-    assert Tagging(TaggingArguments(train_file=str(path))).metric == metric
+    assert Tagging.read(TaggingArguments(train_file=str(path))).metric == metric
     messages = [message for message in caplog.messages if "not BIO tags" in message]
     assert len(messages) == (told is not None)
     if told:

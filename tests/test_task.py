@@ -31,7 +31,7 @@ def folder(tmp_path_factory) -> Path:
 
 @pytest.fixture(scope="module")
 def task() -> Task:
-    return Tagging(TaggingArguments(**WNUT17))
+    return Tagging.read(TaggingArguments(**WNUT17))
 
 
 def head(folder: Path, **options) -> HeadArguments:
@@ -55,7 +55,7 @@ def test_the_hash_of_a_task_has_no_data(task):
 
 
 def test_splits_that_are_missing():
-    task = Tagging(TaggingArguments(train_file=WNUT17["train_file"]))
+    task = Tagging.read(TaggingArguments(train_file=WNUT17["train_file"]))
     with pytest.raises(ValueError, match="no data to evaluate on; pass --validation_file FILE or --test_file FILE"):
         task.check_splits()
     task.data = DatasetDict(test=task.data["train"])
@@ -103,7 +103,7 @@ def test_a_classifier_that_always_answers_the_same(labels, answers, expected, tm
     for split, of_split in (("train", "xy"), ("test", labels)):
         rows = "\n".join(json.dumps({"text": "a", "label": label}) for label in of_split)
         files[f"{split}_file"] = str(written(tmp_path / f"{split}.jsonl", rows))
-    task = Classification(ClassificationArguments(**files))
+    task = Classification.read(ClassificationArguments(**files))
     assert failure_of(task, SplitOutput(np.eye(2)[answers], None, task.data["test"], None)) == expected
 
 
@@ -123,11 +123,12 @@ class CountCapitals(Task):
     model_class = ELMoForSequenceClassification
     arguments_class = CapitalArguments
 
-    def read_data(self):
-        size = self.arguments.sentences_per_document
+    @staticmethod
+    def read_data(arguments):
+        size = arguments.sentences_per_document
         splits = {}
         for split in ("train", "validation"):
-            words = [words for words, _ in sentences_of(Path(getattr(self.arguments, f"{split}_file")))]
+            words = [words for words, _ in sentences_of(Path(getattr(arguments, f"{split}_file")))]
             documents = [words[first : first + size] for first in range(0, len(words), size)]
             splits[split] = Dataset.from_dict({"sentences": documents})
         return DatasetDict(splits)
@@ -164,7 +165,7 @@ def capitals_of(words: list[str]) -> int:
 
 def test_a_new_task_is_one_class(folder, tmp_path):
     files = {name: WNUT17[name] for name in ("train_file", "validation_file")}
-    task = CountCapitals(CapitalArguments(**files))
+    task = CountCapitals.read(CapitalArguments(**files))
     options = {"num_train_epochs": 4, "learning_rate": 0.05, "use_cpu": True, "disable_tqdm": True}
     training = TaskTrainingArguments(output_dir=str(tmp_path), **options)
     arguments = ExperimentArguments(compare_baseline=True, cache_features=True)

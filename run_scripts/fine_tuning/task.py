@@ -53,20 +53,20 @@ class Task(ABC):
     head_columns: tuple[str, ...] = ()  # of encodings; only the head reads them, so they differ between rows of a text
     can_average: bool = True  # the outputs of several models
 
-    def __init__(self, arguments: Any):
+    def __init__(self, arguments: Any, data: DatasetDict):
         self.arguments = arguments
         self.config: dict[str, Any] = {}  # fields of `ELMoConfig` that the data set determines, such as labels
-        data = self.read_data()
         self.prepare(data)
         self.data = take_samples(data, arguments)  # of `train`, `validation` and `test` those that were given
 
     @classmethod
     def read(cls, arguments: Any) -> "Task":
         """The task with the data that its options name, which are read and checked here."""
-        return cls(arguments)
+        return cls(arguments, cls.read_data(arguments))
 
+    @staticmethod
     @abstractmethod
-    def read_data(self) -> DatasetDict:
+    def read_data(arguments: Any) -> DatasetDict:
         """The checked splits that the options name."""
 
     @abstractmethod

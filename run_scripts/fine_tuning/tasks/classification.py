@@ -81,8 +81,18 @@ class Classification(Task):
     arguments_class = ClassificationArguments
     training_arguments_class = ClassificationTrainingArguments
 
-    def read_data(self) -> DatasetDict:
-        return read_classification(self.arguments)
+    @staticmethod
+    def read_data(arguments: ClassificationArguments) -> DatasetDict:
+        read_table = partial(table_rows, column_names=arguments.column_names)
+        sources = split_sources(arguments, dict.fromkeys(TABLE_SUFFIXES, read_table) | JSON_FORMATS)
+        splits = DatasetDict()
+        for split, source in sources.items():
+            splits[split] = _classified_split(source, split, arguments)
+        features = {split: data.features for split, data in splits.items()}
+        if len(set(map(str, features.values()))) > 1:
+            advice = "Pass --text_column, --text_pair_column and --label_column."
+            raise ValueError(f"The splits differ: {features}. {advice}")
+        return _without_labels(splits, arguments.drop_labels) if arguments.drop_labels else splits
 
     def prepare(self, data: DatasetDict):
         columns = next(iter(data.values())).column_names
@@ -211,19 +221,6 @@ class Regression:
 
     def average(self, logits: Sequence[np.ndarray]) -> np.ndarray:
         return np.mean(logits, axis=0)
-
-
-def read_classification(arguments: ClassificationArguments) -> DatasetDict:
-    """The checked rows of the splits that were given; the columns are the same in all."""
-    read_table = partial(table_rows, column_names=arguments.column_names)
-    sources = split_sources(arguments, dict.fromkeys(TABLE_SUFFIXES, read_table) | JSON_FORMATS)
-    splits = DatasetDict()
-    for split, source in sources.items():
-        splits[split] = _classified_split(source, split, arguments)
-    if len({str(data.features) for data in splits.values()}) > 1:
-        features = {split: data.features for split, data in splits.items()}
-        raise ValueError(f"The splits differ: {features}. Pass --text_column, --text_pair_column and --label_column.")
-    return _without_labels(splits, arguments.drop_labels) if arguments.drop_labels else splits
 
 
 def _classified_split(source: Source, split: str, arguments: ClassificationArguments) -> Dataset:

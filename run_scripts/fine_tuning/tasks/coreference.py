@@ -22,6 +22,7 @@ from transformers import BatchEncoding, TrainerCallback
 from transformers.utils import logging
 
 from modeling_elmo import ELMoForCoreferenceResolution, ELMoTokenizer
+from modeling_elmo.heads.pipeline_inputs import is_words
 
 from ...program.command_line import option
 from ...program.data_files import JSON_FORMATS, LocatedRow, RowReader, column_lines
@@ -117,9 +118,10 @@ class Coreference(Task):
     head_columns = ("mentions", "speaker_ids", "genre_ids", "max_sentences")
     can_average = False  # models keep different spans
 
-    def read_data(self) -> DatasetDict:
+    @staticmethod
+    def read_data(arguments: CoreferenceArguments) -> DatasetDict:
         formats: dict[str, RowReader] = dict.fromkeys(DOCUMENT_SUFFIXES, conll_documents)
-        sources = split_sources(self.arguments, formats | JSON_FORMATS)
+        sources = split_sources(arguments, formats | JSON_FORMATS)
         data = converted_splits(sources, document_row, DOCUMENT_FEATURES)
         for split, documents in data.items():
             name, count = Counter(documents["document"]).most_common(1)[0]
@@ -129,11 +131,7 @@ class Coreference(Task):
 
     def prepare(self, data: DatasetDict):
         train = data.get("train", next(iter(data.values())))
-        self.has_singletons = False
-        for mentions in train["mentions"]:
-            sizes = Counter(cluster for *_, cluster in mentions)
-            if 1 in sizes.values():
-                self.has_singletons = True
+        self.has_singletons = any(1 in map(len, clusters_of(mentions)) for mentions in train["mentions"])
         if self.arguments.train_singletons and not self.has_singletons:
             raise ValueError(
                 "--train_singletons: no mention of the training data is a singleton, so a model cannot learn them. "
@@ -153,14 +151,16 @@ class Coreference(Task):
         return chain.from_iterable(split["sentences"])
 
     def encode(self, batch: Batch, tokenizer: ELMoTokenizer, is_training: bool) -> Batch:
-        rows = [encode_sentences(sentences, tokenizer) for sentences in batch["sentences"]]
-        encoded: Batch = {name: [row[name] for row in rows] for name in rows[0]}
+        encoded: Batch = defaultdict(list)
+        for sentences in batch["sentences"]:
+            for name, values in encode_sentences(sentences, tokenizer).items():
+                encoded[name].append(values)
         if self.has_speakers:
             encoded["speaker_ids"] = list(map(speaker_numbers, batch["sentences"], batch["speakers"]))
         if self.genres:
             encoded["genre_ids"] = [self.genres.index(genre) for genre in batch["genre"]]
         encoded["mentions"] = batch["mentions"]
-        encoded["max_sentences"] = [self.arguments.max_sentences if is_training else None] * len(rows)
+        encoded["max_sentences"] = [self.arguments.max_sentences if is_training else None] * len(batch["sentences"])
         return encoded
 
     def collator(self, tokenizer: ELMoTokenizer) -> "DocumentCollator":
@@ -170,21 +170,20 @@ class Coreference(Task):
         return DocumentCollator(store)
 
     def scores(self, output: SplitOutput) -> dict[str, Any]:
-        predicted = [clusters_of(mentions) for mentions in predicted_mentions(output)]
-        gold = [clusters_of(mentions) for mentions in output.examples["mentions"]]
+        predicted = list(map(clusters_of, predicted_mentions(output)))
+        gold = list(map(clusters_of, output.examples["mentions"]))
         counts_singletons = self.arguments.train_singletons
         numbers = {}
         tables = {}
-        for singletons in (counts_singletons, not counts_singletons):
-            is_main = singletons == counts_singletons
-            if not is_main and not self.has_singletons:
-                continue
+        ways = [counts_singletons, not counts_singletons] if self.has_singletons else [counts_singletons]
+        for singletons in ways:
             scores = coreference_scores(predicted, gold, singletons)
             name = "with_singletons" if singletons else "without_singletons"
             tables[name] = scores  # with precision and recall
+            suffix = "" if singletons == counts_singletons else f"_{name}"
             for metric, value in scores.items():
                 if metric.endswith("f1"):
-                    numbers[metric if is_main else f"{metric}_{name}"] = value
+                    numbers[f"{metric}{suffix}"] = value
         return numbers | tables
 
     def predictions(self, output: SplitOutput) -> Iterable[Record]:
@@ -252,10 +251,10 @@ class DocumentCollator(TrainerCallback):
             batch["elmo_hidden_states"] = scattered(self.store[row["text_number"]][inside], mask_BT).transpose(1, 2)
         if "genre_ids" in row:
             batch["genre_ids"] = torch.tensor(row["genre_ids"])
-        mentions = [mention for mention in row["mentions"] if first <= mention[0] < end]
+        mentions_M4 = np.array(row["mentions"], dtype=np.int64).reshape(-1, 4)
+        is_inside_M = (mentions_M4[:, 0] >= first) & (mentions_M4[:, 0] < end)
         shift = [-first, 1, 1, 0]  # to the sentence of the window, and to tokens, of which the first is a marker
-        mentions_1M4 = np.array(mentions, dtype=np.int64).reshape(1, -1, 4)
-        batch["mentions"] = torch.from_numpy(mentions_1M4 + shift)
+        batch["mentions"] = torch.from_numpy(mentions_M4[is_inside_M] + shift)[None]
         return BatchEncoding(batch)
 
 
@@ -300,8 +299,7 @@ def document_row(location: Any, row: Mapping[str, Any]) -> dict[str, Any]:
     check_cell(is_text(name), location, "document", name, "a name that is not empty")
     check_cell(_has_sentences(sentences), location, "sentences", sentences, "one list of words or more, none empty")
     if speakers:
-        lengths = [len(words) for words in sentences]
-        fits = _has_sentences(speakers) and [len(names) for names in speakers] == lengths
+        fits = _has_sentences(speakers) and list(map(len, speakers)) == list(map(len, sentences))
         check_cell(fits, location, "speakers", speakers, "a name for each word, or nothing")
     check_cell(isinstance(genre, str), location, "genre", genre, "a name")
     check_cell(isinstance(mentions, list), location, "mentions", mentions, "a list, which may be empty")
@@ -312,15 +310,8 @@ def document_row(location: Any, row: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _has_sentences(value: Any) -> bool:
-    """Whether the value is a list of one sentence or more, which are lists of one word or more, none of them empty."""
-    if not isinstance(value, list) or not value:
-        return False
-    for words in value:
-        if not isinstance(words, list) or not words:
-            return False
-        if not all(isinstance(word, str) and word for word in words):
-            return False
-    return True
+    """Whether the value is a list of one sentence or more."""
+    return isinstance(value, list) and bool(value) and all(map(is_words, value))
 
 
 def _is_mention(mention: Any, sentences: list[list[str]]) -> bool:
@@ -460,19 +451,17 @@ def coreference_scores(
         `ceaf`, and `mention`: the mentions that are found. MUC counts links, so it ignores singletons anyway.
     """
     totals = np.zeros((len(METRICS), 4))
-    for of_document, gold_of_document in zip(predicted, gold, strict=True):
-        found = _mention_sets(of_document, singletons)
-        wanted = _mention_sets(gold_of_document, singletons)
-        totals += _document_counts(found, wanted)
-    scores: Scores = {}
-    for name, (found_right, all_found, wanted_right, all_wanted) in zip(METRICS, totals.tolist(), strict=True):
-        precision = _share(found_right, all_found)
-        recall = _share(wanted_right, all_wanted)
+    for clusters, gold_clusters in zip(predicted, gold, strict=True):
+        totals += _document_counts(_mention_sets(clusters, singletons), _mention_sets(gold_clusters, singletons))
+    scores: Scores = {"f1": 0.0}
+    for name, (right, number, gold_right, gold_number) in zip(METRICS, totals.tolist(), strict=True):
+        precision = _share(right, number)
+        recall = _share(gold_right, gold_number)
         scores[f"{name}_precision"] = precision
         scores[f"{name}_recall"] = recall
         scores[f"{name}_f1"] = _share(2 * precision * recall, precision + recall)
-    f1 = np.mean([scores[f"{name}_f1"] for name in METRICS[:3]])
-    return {"f1": float(f1), **scores}
+    scores["f1"] = float(np.mean([scores["muc_f1"], scores["b_cubed_f1"], scores["ceaf_f1"]]))
+    return scores
 
 
 def _share(part: float, whole: float) -> float:
@@ -487,29 +476,29 @@ def _mention_sets(clusters: Sequence[Cluster], singletons: bool) -> list[set[Men
     return [mentions for mentions in sets if len(mentions) >= least]
 
 
-def _document_counts(found: list[set[MentionSpan]], wanted: list[set[MentionSpan]]) -> np.ndarray:
+def _document_counts(predicted: list[set[MentionSpan]], gold: list[set[MentionSpan]]) -> np.ndarray:
     """For each metric the numerator and denominator of precision, then of recall. Shape: `(4, 4)`."""
     from scipy.optimize import linear_sum_assignment
 
-    # Shape: `(found, wanted)`, `(found, 1)`, `(1, wanted)`.
-    common = np.zeros((len(found), len(wanted)), dtype=int)
-    for row, one in enumerate(found):
-        common[row] = [len(one & other) for other in wanted]
-    found_sizes = np.array([len(cluster) for cluster in found], dtype=float)[:, None]
-    wanted_sizes = np.array([len(cluster) for cluster in wanted], dtype=float)[None]
+    common = np.zeros((len(predicted), len(gold)), dtype=int)
+    for row, cluster in enumerate(predicted):
+        common[row] = [len(cluster & gold_cluster) for gold_cluster in gold]
+    # Shape: `(predicted, 1)`, `(gold,)`.
+    sizes = np.array(list(map(len, predicted)), dtype=float)[:, None]
+    gold_sizes = np.array(list(map(len, gold)), dtype=float)
     # A cluster of n mentions has n - 1 links; the part that two clusters share keeps its size - 1.
     links = (common - 1).clip(0).sum()
-    similarity = 2 * common / (found_sizes + wanted_sizes)
+    similarity = 2 * common / (sizes + gold_sizes)
     aligned = similarity[linear_sum_assignment(similarity, maximize=True)].sum()
-    mentions_found = found_sizes.sum()
-    mentions_wanted = wanted_sizes.sum()
-    b_cubed_precision = (common**2 / found_sizes).sum()
-    b_cubed_recall = (common**2 / wanted_sizes).sum()
+    mentions = sizes.sum()
+    gold_mentions = gold_sizes.sum()
+    b_cubed_precision = (common**2 / sizes).sum()
+    b_cubed_recall = (common**2 / gold_sizes).sum()
     return np.array(
         [
-            [links, mentions_found - len(found), links, mentions_wanted - len(wanted)],
-            [b_cubed_precision, mentions_found, b_cubed_recall, mentions_wanted],
-            [aligned, len(found), aligned, len(wanted)],
-            [common.sum(), mentions_found, common.sum(), mentions_wanted],
+            [links, mentions - len(predicted), links, gold_mentions - len(gold)],
+            [b_cubed_precision, mentions, b_cubed_recall, gold_mentions],
+            [aligned, len(predicted), aligned, len(gold)],
+            [common.sum(), mentions, common.sum(), gold_mentions],
         ]
     )

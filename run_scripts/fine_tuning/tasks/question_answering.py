@@ -19,6 +19,7 @@ from transformers import DataCollatorWithPadding
 
 from modeling_elmo import ELMoForQuestionAnswering, ELMoTokenizer
 from modeling_elmo.heads.reader_pipeline import best_answers, characters_of_contexts
+from modeling_elmo.tokenization.elmo_pretokenization import places_of
 
 from ...program.command_line import option
 from ...program.data_files import LocatedRow, json_rows
@@ -30,6 +31,7 @@ from ..trainer import ADADELTA_HELP, EMA_HELP, TaskTrainingArguments
 QUESTION_WORDS = ("what", "which", "who", "whose", "whom", "when", "where", "why", "how")
 Characters = tuple[int, int]  # of a word in its context: the first, and the one after the last
 STRING = Value("string")
+ANSWER_COLUMNS = ("id", "context", "answers", "answer_starts")
 QUESTION_FEATURES = Features(
     id=STRING, question=STRING, context=STRING, answers=[STRING], answer_starts=[Value("int32")]
 )
@@ -76,12 +78,17 @@ class QuestionAnswering(Task):
     arguments_class = QuestionAnsweringArguments
     training_arguments_class = QuestionTrainingArguments
 
-    def read_data(self) -> DatasetDict:
-        sources = split_sources(self.arguments, {".json": question_rows, ".jsonl": question_rows})
-        columns = {name: getattr(self.arguments, f"{name}_column") for name in ("question", "context", "answers")}
+    @staticmethod
+    def read_data(arguments: QuestionAnsweringArguments) -> DatasetDict:
+        sources = split_sources(arguments, {".json": question_rows, ".jsonl": question_rows})
+        columns = {
+            "question": arguments.question_column,
+            "context": arguments.context_column,
+            "answers": arguments.answers_column,
+        }
         for source in sources.values():
             source.check_columns(columns)
-        columns["id"] = self.arguments.id_column  # which may be absent
+        columns["id"] = arguments.id_column  # which may be absent
         return converted_splits(sources, partial(_question_row, columns=columns), QUESTION_FEATURES)
 
     def prepare(self, data: DatasetDict):
@@ -108,13 +115,10 @@ class QuestionAnswering(Task):
         numbers = windows.pop("overflow_to_sample_mapping")
         offsets = characters_of_contexts(windows, tokenizer)
         windows.pop("offset_mapping")
-        words: list[set[Characters]] = [set() for _ in batch["id"]]
-        for number, characters in zip(numbers, offsets, strict=True):
-            words[number].update(pair for pair in characters if pair is not None)
         answers = []
-        for number, name in enumerate(batch["id"]):
-            texts = batch["answers"][number]
-            answers.append(words_of_answer(sorted(words[number]), name, texts, batch["answer_starts"][number]))
+        for name, context, texts, starts_of_texts in zip(*map(batch.get, ANSWER_COLUMNS), strict=True):
+            words = list(places_of(tokenizer.splitter.words(context), context))
+            answers.append(words_of_answer(words, name, texts, starts_of_texts))
         starts = []
         ends = []
         for number, characters in zip(numbers, offsets, strict=True):
@@ -267,18 +271,13 @@ def _question_row(location: str, row: Mapping[str, Any], columns: dict[str, str]
 
 def _texts_and_starts(where: str, column: str, value: Any) -> tuple[list, list]:
     """Texts and starts of the answers, from a list of answers (SQuAD's files) or from a dict of lists (data sets)."""
-    texts: Any = None
-    starts: Any = None
-    if isinstance(value, Mapping):
-        texts = value.get("text")
-        starts = value.get("answer_start")
-    elif isinstance(value, list) and all(_is_answer(answer) for answer in value):
-        texts = [answer["text"] for answer in value]
-        starts = [answer["answer_start"] for answer in value]
-    fits = isinstance(texts, list) and isinstance(starts, list) and len(texts) == len(starts)
+    columns: list[Any] = []
+    for name in ("text", "answer_start"):
+        if isinstance(value, Mapping):
+            columns.append(value.get(name))
+        elif isinstance(value, list) and all(isinstance(answer, Mapping) and name in answer for answer in value):
+            columns.append([answer[name] for answer in value])
+    fits = len(columns) == 2 and all(isinstance(values, list) for values in columns)
+    fits = fits and len(columns[0]) == len(columns[1])
     check_cell(fits, where, column, value, "answers that have a text and an answer_start each")
-    return texts, starts
-
-
-def _is_answer(value: Any) -> bool:
-    return isinstance(value, Mapping) and "text" in value and "answer_start" in value
+    return columns[0], columns[1]

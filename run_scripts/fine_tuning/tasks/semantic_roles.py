@@ -149,11 +149,12 @@ class SemanticRoles(Task):
     elmo_dropout = 0.1
     head_columns = ("token_type_ids", "predicate_labels")
 
-    def read_data(self) -> DatasetDict:
-        read = partial(role_rows, roles_format=self.arguments.roles_format)
-        sources = split_sources(self.arguments, dict.fromkeys(ROLE_FORMATS, read) | JSON_FORMATS)
-        files = [file for source in sources.values() for file in source.files]
-        if self.arguments.roles_format and not any(format_suffix(file) in ROLE_FORMATS for file in files):
+    @staticmethod
+    def read_data(arguments: SemanticRoleArguments) -> DatasetDict:
+        read = partial(role_rows, roles_format=arguments.roles_format)
+        sources = split_sources(arguments, dict.fromkeys(ROLE_FORMATS, read) | JSON_FORMATS)
+        files = chain.from_iterable(source.files for source in sources.values())
+        if arguments.roles_format and not any(format_suffix(file) in ROLE_FORMATS for file in files):
             raise ValueError("--roles_format is for files with one word per line, and there is none; leave it out.")
         return converted_splits(sources, checked_row, ROLE_FEATURES)
 
@@ -186,20 +187,21 @@ class SemanticRoles(Task):
         for number, (places, tags) in enumerate(zip(batch["predicate_index"], batch["predicate_tags"], strict=True)):
             sentence = {name: encoding[name][number] for name in encoding}
             length = len(sentence["input_ids"])
-            predicate_labels = [NO_LABEL] * length
-            for word in range(length - 2):
-                predicate_labels[word + 1] = int(word in places)
-            predicates = [pair for pair in zip(places, tags, strict=True) if pair[0] < length - 2]  # not cut off
-            for place, names in predicates or [(None, [])]:
-                row = {**sentence, "example_number": number, "predicate_labels": predicate_labels}
-                row["labels"] = [NO_LABEL] * length
-                row["token_type_ids"] = [0] * length
-                if place is not None:
-                    names_of_words = names[: length - 2]
-                    row["labels"][1:-1] = [ids.get(name, NO_LABEL) for name in names_of_words]
-                    row["token_type_ids"][place + 1] = 1
-                rows.append(row)
-                predicate_labels = [NO_LABEL] * length  # in the sentence's other rows
+            words = range(length - 2)
+            unknown = [NO_LABEL] * length
+            predicate_labels = [NO_LABEL, *(int(word in places) for word in words), NO_LABEL]
+            no_predicate = {"labels": unknown, "token_type_ids": [0] * length}
+            of_predicates = []
+            for place, names in zip(places, tags, strict=True):
+                if place in words:  # not cut off
+                    labels = [ids.get(names[word], NO_LABEL) for word in words]
+                    marks = [0] * length
+                    marks[place + 1] = 1
+                    of_predicates.append({"labels": [NO_LABEL, *labels, NO_LABEL], "token_type_ids": marks})
+            for of_predicate in of_predicates or [no_predicate]:
+                known = {"example_number": number, "predicate_labels": predicate_labels}
+                rows.append({**sentence, **known, **of_predicate})
+                predicate_labels = unknown  # in the sentence's other rows
         return {name: [row[name] for row in rows] for name in rows[0]}
 
     def collator(self, tokenizer: ELMoTokenizer) -> "RoleCollator":
@@ -246,10 +248,9 @@ class SemanticRoles(Task):
         labels, predicates = zip(*logits, strict=True)
         log_probs = torch.from_numpy(log_mean_probabilities(labels))
         predicate_logits = torch.from_numpy(log_mean_odds(predicates))
-        parts = []
-        for part in zip(log_probs.split(DECODED_ROWS), predicate_logits.split(DECODED_ROWS), strict=True):
-            parts.append(self.preprocess_logits(part))
-        return tuple(torch.cat(column).numpy() for column in zip(*parts, strict=True))
+        parts = zip(log_probs.split(DECODED_ROWS), predicate_logits.split(DECODED_ROWS), strict=True)
+        columns = zip(*map(self.preprocess_logits, parts), strict=True)
+        return tuple(torch.cat(column).numpy() for column in columns)
 
     def _read(self, output: SplitOutput) -> Iterator[tuple[list[PredicateTags], list[int]]]:
         """For each sentence, the tags for its gold predicates, and the predicates that were found."""
@@ -403,20 +404,21 @@ def checked_row(location: Location, row: Mapping[str, Any]) -> dict[str, Any]:
     tokens, (where, *_) = sentence_of(location, row)
     indexes: Any = row.get("predicate_index")
     check_cell(isinstance(indexes, list), where, "predicate_index", indexes, "a list of the predicates' first words")
-    parts: dict[str, Any] = {name: row.get(name) for name in ROLE_FEATURES if name != "tokens"}
-    for name in STRINGS:
-        if parts[name] is None:
-            parts[name] = [""] * len(indexes)
-    for name, value in parts.items():
+    checked: dict[str, Any] = {"tokens": tokens}
+    for name in ("predicate_index", *STRINGS, "predicate_tags"):
+        value: Any = row.get(name)
+        if value is None and name in STRINGS:
+            value = [""] * len(indexes)
         fits = isinstance(value, list) and len(value) == len(indexes)
         check_cell(fits, where, name, value, f"a list with an entry for each of {len(indexes)} predicates")
-        if name in STRINGS:
-            for entry in value:
-                fits = isinstance(entry, str) and (name != "predicate_kind" or entry in ("", *KINDS))
-                check_cell(fits, where, name, entry, f"a string, for a kind one of {', '.join(KINDS)}, or ''")
-    for index, tags in zip(indexes, parts["predicate_tags"], strict=True):
+        checked[name] = value
+    for name in STRINGS:
+        for entry in checked[name]:
+            fits = isinstance(entry, str) and (name != "predicate_kind" or entry in ("", *KINDS))
+            check_cell(fits, where, name, entry, f"a string, for a kind one of {', '.join(KINDS)}, or ''")
+    for index, tags in zip(indexes, checked["predicate_tags"], strict=True):
         _check_predicate(where, len(tokens), index, tags)
-    return {"tokens": tokens, **parts}
+    return checked
 
 
 def _check_predicate(where: str, words: int, index: Any, tags: Any):
@@ -448,7 +450,9 @@ def role_scores(
         `per_type`: the three rates and the `number` of gold arguments of each role. With `kinds`, `per_kind` has the
         same for each kind, and `verb_f1`, `noun_f1` and so on are its F1.
     """
-    counts = [len(predicted), len(gold), len(gold if kinds is None else kinds)]
+    counts = [len(predicted), len(gold), len(gold)]
+    if kinds is not None:
+        counts[-1] = len(kinds)
     if len({*counts}) > 1:
         raise ValueError(f"Received predicted tags, gold tags and kinds of {counts} predicates; pass equally many.")
     predicted_arguments = _numbered(predicted, role_arguments)
@@ -478,19 +482,23 @@ def _rates_apart(predicted: set, gold: set, names: set[str], name_of: Callable[[
     """The rates of the arguments of each name."""
     rates = {}
     for name in sorted(names):
-        predicted_part = {argument for argument in predicted if name_of(argument) == name}
-        gold_part = {argument for argument in gold if name_of(argument) == name}
-        rates[name] = argument_rates(predicted_part, gold_part)
+        parts = []
+        for arguments in (predicted, gold):
+            parts.append({argument for argument in arguments if name_of(argument) == name})
+        rates[name] = argument_rates(*parts)
     return rates
 
 
-def predicate_scores(found: Sequence[Collection[int]], gold: Sequence[Collection[int]]) -> Scores:
+def predicate_scores(predicted: Sequence[Collection[int]], gold: Sequence[Collection[int]]) -> Scores:
     """Precision, recall and F1 of the indexes of predicates that were found in each sentence."""
-    sides = []
-    for places_of_sentences in (found, gold):
-        sides.append({(number, place) for number, places in enumerate(places_of_sentences) for place in places})
-    rates = argument_rates(*sides)
-    return {f"predicate_{name}": rates[name] for name in ("precision", "recall", "f1")}
+    rates = argument_rates(_numbered_elements(predicted), _numbered_elements(gold))
+    del rates["number"]
+    return {f"predicate_{name}": rate for name, rate in rates.items()}
+
+
+def _numbered_elements(elements: Iterable[Iterable[Any]]) -> set[tuple[int, Any]]:
+    """The number of each sentence, or of each predicate, with each of its elements."""
+    return {(number, element) for number, of_one in enumerate(elements) for element in of_one}
 
 
 def role_arguments(tags: Sequence[str]) -> list[tuple[str, tuple[Span, ...]]]:
@@ -512,23 +520,18 @@ def role_arguments(tags: Sequence[str]) -> list[tuple[str, tuple[Span, ...]]]:
     return [(role, tuple(spans)) for role, spans in arguments]
 
 
-def argument_rates(found: Collection, wanted: Collection) -> Scores:
+def argument_rates(predicted: set, gold: set) -> Scores:
     """Precision, recall, F1 and the number of gold elements."""
-    right = len(set(found) & set(wanted))
+    right = len(predicted & gold)
     return {
-        "precision": right / max(len(found), 1),
-        "recall": right / max(len(wanted), 1),
-        "f1": 2 * right / max(len(found) + len(wanted), 1),
-        "number": len(wanted),
+        "precision": right / max(len(predicted), 1),
+        "recall": right / max(len(gold), 1),
+        "f1": 2 * right / max(len(predicted) + len(gold), 1),
+        "number": len(gold),
     }
 
 
 def _numbered(predicates: Sequence[Sequence[str]], parts_of: Callable[[Sequence[str]], list]) -> set[tuple[int, Any]]:
     """The number of each predicate with each part of its tags, but for the predicate itself and words outside."""
-    numbered = set()
-    for number, tags in enumerate(predicates):
-        for part in parts_of(tags):
-            role, *_ = part
-            if role not in ("", *PREDICATE_ROLES):
-                numbered.add((number, part))
-    return numbered
+    parts = _numbered_elements(map(parts_of, predicates))
+    return {(number, part) for number, part in parts if part[0] not in ("", *PREDICATE_ROLES)}

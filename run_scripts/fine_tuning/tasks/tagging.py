@@ -84,18 +84,19 @@ class Tagging(Task):
     arguments_class = TaggingArguments
     scalar_mix_l2 = 0.1
 
-    def read_data(self) -> DatasetDict:
+    @staticmethod
+    def read_data(arguments: TaggingDataArguments) -> DatasetDict:
         read_columns = partial(
             column_rows,
-            tokens_column=self.arguments.tokens_column,
-            tags_column=self.arguments.tags_column,
-            word_column=self.arguments.word_column,
-            comments=self.arguments.comments,
+            tokens_column=arguments.tokens_column,
+            tags_column=arguments.tags_column,
+            word_column=arguments.word_column,
+            comments=arguments.comments,
         )
-        sources = split_sources(self.arguments, dict.fromkeys(COLUMN_SUFFIXES, read_columns) | JSON_FORMATS)
+        sources = split_sources(arguments, dict.fromkeys(COLUMN_SUFFIXES, read_columns) | JSON_FORMATS)
         data = DatasetDict()
         for split, source in sources.items():
-            data[split] = _tagged_split(source, split, self.arguments)
+            data[split] = _tagged_split(source, split, arguments)
         return data
 
     def prepare(self, data: DatasetDict):
@@ -170,9 +171,11 @@ def _tagged_split(source: Source, split: str, arguments: TaggingDataArguments) -
 def _warn_of_iob1(name: str, data: Dataset):
     inside = [number for number, tags in enumerate(data["tags"]) if _begins_inside(tags)]
     if inside:
+        first = inside[0]
+        words = " ".join(data[first]["tokens"])
         logger.warning(
-            f"{name}: entities of {len(inside):,} sentences begin with I-, first in sentence {inside[0] + 1:,}: "
-            f"{' '.join(data[inside[0]]['tokens']):.80}. The tags are kept; if they are IOB1, pass --tag_scheme iob1."
+            f"{name}: entities of {len(inside):,} sentences begin with I-, first in sentence {first + 1:,}: "
+            f"{words:.80}. The tags are kept; if they are IOB1, pass --tag_scheme iob1."
         )
 
 
@@ -206,7 +209,8 @@ def _to_bio(locations: list[str], tags: list[str], scheme: str) -> list[str]:
             raise ValueError(
                 f"{location}: {tag!r} is not an {scheme.upper()} tag (O, {forms}); pass --tag_scheme keep."
             )
-        goes_on = tag[0] in "IMEL" and before[0] in "BIM" and before[1:] == tag[1:]
+        is_same_type = before[1:] == tag[1:]
+        goes_on = is_same_type and tag[0] in "IMEL" and before[0] in "BIM"
         letter = "I" if goes_on else "B"
         converted.append(f"{letter}{tag[1:]}")
     return converted
