@@ -20,6 +20,7 @@ import re
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import accumulate, chain
 from pathlib import Path
 from typing import Any
 
@@ -130,44 +131,54 @@ def main(arguments: list[str] | None = None) -> dict[str, Any]:
     if len(all_uses) <= parsed.top_k:
         counted = f"The text has {len(all_uses)} use(s) of {parsed.word!r}, too few for --top_k {parsed.top_k}"
         raise ValueError(f"{counted}. Pass more text, another --word, or a smaller --top_k.")
-    nearest_by_file = [] if parsed.word_vectors is None else words_in_file(parsed.word_vectors, parsed.word)
+    if parsed.word_vectors is not None:
+        nearest_words = words_in_file(parsed.word_vectors, parsed.word)
     uses, queries = sample_uses(all_uses, parsed.max_uses, parsed.queries, parsed.seed)
     vectors = normalize(use_vectors(uses, model, tokenizer, parsed.layer))
-    nearest = {query: nearest_uses(vectors, uses, query, parsed.top_k) for query in queries}
-    found = {
+    result = {
         "word": parsed.word,
         "layer": parsed.layer,
         "text": [Path(name).name for name in positional.text],
         "uses": len(uses),
         "uses_in_text": len(all_uses),
         "seed": parsed.seed,
-        **({"word_vectors": nearest_by_file} if nearest_by_file else {}),
-        "queries": [
-            {"use": str(uses[query]), "neighbors": [[round(cosine, 3), str(uses[near])] for near, cosine in pairs]}
-            for query, pairs in nearest.items()
-        ],
     }
-    print(format_neighbors(found))
+    if parsed.word_vectors is not None:
+        result["word_vectors"] = nearest_words
+    result["queries"] = []
+    colored = {}  # on the map
+    for query in queries:
+        use = str(uses[query])
+        neighbors = nearest_uses(vectors, uses, query, parsed.top_k)
+        shown = [[round(cosine, 3), str(uses[near])] for near, cosine in neighbors]
+        result["queries"].append({"use": use, "neighbors": shown})
+        colored[use] = [query, *(near for near, _ in neighbors)]
+    print(format_neighbors(result))
     if parsed.output:
         output = Path(parsed.output)
-        write_json(output, found)
-        colored = {str(uses[query]): [query, *(near for near, _ in pairs)] for query, pairs in nearest.items()}
+        write_json(output, result)
         draw_map(vectors, colored, output.with_suffix(".png"))
-    return found
+    return result
 
 
 def uses_in_case(groups: Mapping[str, Iterable[Sequence[str]]], word: str) -> dict[str, list[WordUse]]:
     """The uses of a word in the sentences of each group; a warning tells how many are in another case."""
-    found = {name: [*find_uses(sentences, re.compile(word, re.IGNORECASE))] for name, sentences in groups.items()}
     pattern = re.compile(word)
-    kept = {name: [use for use in uses if pattern.fullmatch(use.words[use.position])] for name, uses in found.items()}
-    number, all_of_them = (sum(map(len, each.values())) for each in (kept, found))
-    if number < all_of_them:
+    in_any_case = re.compile(word, re.IGNORECASE)
+    uses = {}
+    number = 0
+    left_out = 0
+    for name, sentences in groups.items():
+        all_uses = list(find_uses(sentences, in_any_case))
+        uses[name] = [use for use in all_uses if pattern.fullmatch(use.words[use.position])]
+        number += len(uses[name])
+        left_out += len(all_uses) - len(uses[name])
+    if left_out:
         logger.warning(
-            f"--word {word}: {all_of_them - number:,} uses in another case are left out, and {number:,} are found. "
-            f"Pass '(?i){word}' for all of them."
+            f"--word {word}: {left_out:,} uses in another case are left out, and {number:,} are found. Pass "
+            f"'(?i){word}' for all of them."
         )
-    return kept
+    return uses
 
 
 def find_change(
@@ -175,16 +186,34 @@ def find_change(
 ) -> dict[str, Any]:
     """Compares the uses of the word in groups of texts."""
     all_uses, is_ordered = grouped_uses(parsed, groups, files, split)
-    kept = {name: uses for name, uses in all_uses.items() if len(uses) >= groups.min_uses}
-    if len(kept) < 2:
-        counts = ", ".join(f"{name} {len(uses)}" for name, uses in all_uses.items()) or "none"
-        wanted = f"needs two groups with --min_uses {groups.min_uses} of {parsed.word!r}"
-        raise ValueError(f"--group_by {groups.group_by} {wanted}; found: {counts}. Pass more text, or larger groups.")
-    uses = {name: sample_uses(each, parsed.max_uses, 0, parsed.seed)[0] for name, each in kept.items()}
-    together = use_vectors([use for each in uses.values() for use in each], model, tokenizer, parsed.layer)
-    ends = np.cumsum([len(each) for each in uses.values()])
-    vectors = dict(zip(uses, np.split(together, ends[:-1]), strict=True))
-    found: dict[str, Any] = {
+    uses = {}
+    left_out = {}
+    for name, uses_of_group in all_uses.items():
+        count = len(uses_of_group)
+        if count >= groups.min_uses:
+            uses[name], _ = sample_uses(uses_of_group, parsed.max_uses, 0, parsed.seed)
+        elif count:
+            left_out[name] = count
+    if len(uses) < 2:
+        counts = ", ".join(f"{name} {len(uses_of_group)}" for name, uses_of_group in all_uses.items()) or "none"
+        raise ValueError(
+            f"--group_by {groups.group_by} needs two groups with --min_uses {groups.min_uses} of {parsed.word!r}; "
+            f"found: {counts}. Pass more text, or larger groups."
+        )
+    together = use_vectors(list(chain.from_iterable(uses.values())), model, tokenizer, parsed.layer)
+    *ends, _ = accumulate(map(len, uses.values()))
+    vectors = dict(zip(uses, np.split(together, ends), strict=True))
+    descriptions = []
+    for name, compared in uses.items():
+        description = {
+            "name": name,
+            "uses": len(compared),
+            "uses_in_text": len(all_uses[name]),
+            "distance_within": round(distance_within(vectors[name]), 6),
+            "typical_uses": [str(compared[row]) for row in typical_uses(vectors, name, parsed.top_k)],
+        }
+        descriptions.append(description)
+    result: dict[str, Any] = {
         "word": parsed.word,
         "layer": parsed.layer,
         "text": [Path(name).name for name in files],
@@ -194,46 +223,39 @@ def find_change(
         "min_uses": groups.min_uses,
         "seed": parsed.seed,
         "permutations": groups.permutations,
-        "groups": [
-            {
-                "name": name,
-                "uses": len(each),
-                "uses_in_text": len(kept[name]),
-                "distance_within": round(distance_within(vectors[name]), 6),
-                "typical_uses": [str(each[row]) for row in typical_uses(vectors, name, parsed.top_k)],
-            }
-            for name, each in uses.items()
-        ],
-        "left_out": {name: len(each) for name, each in all_uses.items() if each and name not in kept},
+        "groups": descriptions,
+        "left_out": left_out,
         "pairs": compare_groups(vectors, groups.permutations, parsed.seed),
     }
-    print(format_change(found))
+    print(format_change(result))
     if parsed.output:
         output = Path(parsed.output)
-        write_json(output, found)
-        draw_change(shown_pairs(found), is_ordered, vectors, output.with_suffix(".png"))
-    return found
+        write_json(output, result)
+        draw_change(shown_pairs(result), is_ordered, vectors, output.with_suffix(".png"))
+    return result
 
 
 def grouped_uses(
     parsed: NeighborArguments, groups: GroupArguments, files: list[str], split: Split
 ) -> tuple[dict[str, list[WordUse]], bool]:
     """The uses in each group, in the order of the groups, and whether they have the order of numbers."""
-    pattern, sentences = re.compile(parsed.word, re.IGNORECASE), defaultdict(list)
+    pattern = re.compile(parsed.word, re.IGNORECASE)
+    sentences = defaultdict(list)
     group_by = str(groups.group_by)
     for name, text in grouped_sentences(files, group_by, groups.text_column, parsed.split_sentences):
         words = words_of(text, split)
-        sentences[name] += [words] if any(map(pattern.fullmatch, words)) else []
+        has_word = any(map(pattern.fullmatch, words))
+        sentences[name] += [words] if has_word else []
     names, is_ordered = order_groups(sentences, groups.bin_width)
-    if (count := len({*names.values()})) > MOST_GROUPS:
-        logger.warning(
-            f"--group_by {group_by} makes {count:,} groups. Those with fewer uses than --min_uses are left out, and "
-            "each pair of the others is compared. For fewer groups, pass --group_by folder if each file is one, or a "
-            "--bin_width if they are numbers."
-        )
     members = defaultdict(list)
     for name, group in names.items():
         members[group] += sentences[name]
+    if len(members) > MOST_GROUPS:
+        logger.warning(
+            f"--group_by {group_by} makes {len(members):,} groups. Those with fewer uses than --min_uses are left out, "
+            "and each pair of the others is compared. For fewer groups, pass --group_by folder if each file is one, or "
+            "a --bin_width if they are numbers."
+        )
     return uses_in_case(members, parsed.word), is_ordered
 
 
@@ -247,9 +269,9 @@ def grouped_sentences(
     for path, name, folder in zip(files, names, folders, strict=True):
         for location, columns in located_rows(path, text_column, language):
             row = {GROUP_BY_FILE: name, GROUP_BY_FOLDER: folder, **columns}
-            for flag, wanted in (("--text_column", text_column), ("--group_by", group_by)):
-                if wanted not in row:
-                    raise ValueError(f"{location} has no column {wanted!r} but {list(columns)}; pass {flag} NAME.")
+            for flag, column in (("--text_column", text_column), ("--group_by", group_by)):
+                if column not in row:
+                    raise ValueError(f"{location} has no column {column!r} but {list(columns)}; pass {flag} NAME.")
             group = row[group_by]
             if not isinstance(group, (str, int, float)) or not str(group).strip():
                 raise ValueError(f"{location}: the group {group_by!r} is {group!r}; pass a name or a number.")
@@ -277,15 +299,17 @@ def located_rows(path: Path, text_column: str, language: str | None) -> Iterator
 
 def words_in_file(file: str, word: str) -> list[tuple[str, float]]:
     """The first word of a file that fits a regular expression, with cosine 1, and its nearest words with theirs."""
-    found = read_word_vectors(file)
-    row = next((row for row, each in enumerate(found.words) if re.fullmatch(word, each)), None)
-    if row is None:
+    words, vectors = read_word_vectors(file)
+    fitting = filter(re.compile(word).fullmatch, words)
+    first = next(fitting, None)
+    if first is None:
         raise ValueError(f"--word_vectors {file} has no word that fits {word!r}; pass another file or --word.")
-    vectors = normalize(found.vectors)
+    row = words.index(first)
+    vectors = normalize(vectors)
     cosines = vectors @ vectors[row]
     cosines[row] = 2  # before words with the same vector
     nearest = (-cosines).argsort(kind="stable")[: SHOWN_WORDS + 1]
-    return [(found.words[near], round(min(1.0, float(cosines[near])), 3)) for near in nearest]
+    return [(words[near], round(min(1.0, float(cosines[near])), 3)) for near in nearest]
 
 
 if __name__ == "__main__":

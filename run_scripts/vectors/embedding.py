@@ -47,19 +47,21 @@ def embed_sentences(
     Shape:
         vectors: `(tokens, dim)`, with a pooling `(dim,)`; with `layers="all"` one more dimension in front, `layers`.
     """
-    for name, value, allowed in (
-        ("layers", layers, get_args(LayerChoice)),
-        ("pooling", pooling, get_args(PoolingChoice)),
-        ("dtype", dtype, get_args(StoredDtype)),
-    ):
-        if value not in allowed:
-            raise ValueError(f"{name} is {value!r}; pass one of {', '.join(allowed)}.")
+    check_choice("layers", layers, LayerChoice)
+    check_choice("pooling", pooling, PoolingChoice)
+    check_choice("dtype", dtype, StoredDtype)
     lines = (to_line("", sentence, True, "word") for sentence in checked_sentences(sentences))
     if batch_tokens < 1:
         raise ValueError(f"batch_tokens is {batch_tokens}; pass a number of at least 1.")
     for group in group_by_tokens(lines, BATCHES_PER_BLOCK * batch_tokens):
         block = embed_block(group, model, tokenizer, layers, pooling, dtype, batch_tokens)
         yield from zip(block.tokens, block.vectors, strict=True)
+
+
+def check_choice(name: str, value: str, choices: Any):
+    allowed = get_args(choices)
+    if value not in allowed:
+        raise ValueError(f"{name} is {value!r}; pass one of {', '.join(allowed)}.")
 
 
 @torch.inference_mode()
@@ -135,17 +137,18 @@ def rows_of(states: tuple[Tensor, ...], number: int) -> tuple[Tensor, ...] | Non
 
 def encode_lines(lines: list[InputLine], tokenizer) -> tuple[list[list[str]], list[dict[str, Any]]]:
     """The tokens of each line without markers, and its unpadded inputs for the model."""
-    tokens, inputs = [], []
+    tokens = []
+    inputs = []
     for given_words, group in groupby(lines, key=lambda line: line.words is not None):
         run = list(group)
         texts = [line.sentence for line in run]
         encoding = tokenizer(texts, is_split_into_words=given_words, return_offsets_mapping=not given_words)
         offsets = encoding.pop("offset_mapping", None)
         for i, line in enumerate(run):
-            if line.words is None:
-                tokens.append([line.text[start:end] for start, end in offsets[i][1:-1]])
-            else:
-                tokens.append(line.words)
+            words = line.words
+            if words is None:
+                words = [line.text[start:end] for start, end in offsets[i][1:-1]]
+            tokens.append(words)
             inputs.append({name: values[i] for name, values in encoding.items()})
     return tokens, inputs
 
@@ -159,7 +162,9 @@ def chosen_layers(output, layers: LayerChoice) -> Tensor:
     if layers == "mixed":
         return output.elmo_embeddings
     total = sum(output.hidden_states)
-    return total / len(output.hidden_states) if layers == "average" else total
+    if layers == "average":
+        total /= len(output.hidden_states)
+    return total
 
 
 def pool_words(vectors: np.ndarray, pooling: PoolingChoice) -> np.ndarray:
@@ -187,17 +192,17 @@ def load_model_and_tokenizer(
         FileNotFoundError, ValueError: the folder has no ELMo model, or its weights are incomplete.
     """
     check_model(name)
-    int8 = compute_dtype == "int8"
-    if int8 and torch.device(device or "cpu").type != "cpu":
-        raise ValueError(f"--compute_dtype int8 is for CPUs, not for --device {device}; pass bfloat16.")
-    if int8 and device is None:
-        device = "cpu"
+    is_int8 = compute_dtype == "int8"
+    if is_int8:
+        device = device or "cpu"
+        if torch.device(device).type != "cpu":
+            raise ValueError(f"--compute_dtype int8 is for CPUs, not for --device {device}; pass bfloat16.")
     place = local_device(device)
     dtype = torch.float32
     if compute_dtype == "bfloat16" and computes_bfloat16(place.type, "--compute_dtype bfloat16"):
         dtype = torch.bfloat16
     model = load_pretrained(auto_class, name, dtype=dtype, trust_remote_code=trust_remote_code, **config)
-    if int8:
+    if is_int8:
         model = model.quantize()
     tokenizer = load_pretrained(AutoTokenizer, name, trust_remote_code=trust_remote_code)
     return model.eval().to(place), tokenizer

@@ -59,8 +59,8 @@ def layer_sources(arguments: LayerSourceArguments, files: Mapping[str, str]) -> 
         sources.append(LayerSource(read, numbered_layers, "average of layers"))
     if arguments.word_vectors is not None:
         words, vectors = read_word_vectors(arguments.word_vectors)
-        rows = dict(zip(words, vectors, strict=True))
-        read = partial(static_layers, rows)
+        vectors_of_words = dict(zip(words, vectors, strict=True))
+        read = partial(static_layers, vectors_of_words)
         sources.append(LayerSource(read, lambda count: ["word vectors"]))
     return sources
 
@@ -78,10 +78,10 @@ def static_layers(vectors: Mapping[str, np.ndarray], sentences: Sentences, file:
     """One vector per word in all sentences: its own, or that of its lower-case form, or zeros."""
     zeros = np.zeros_like(next(iter(vectors.values())))
     for words in tqdm(sentences, unit=" sentences", desc=Path(file).name):
-        layers = np.empty((1, len(words), len(zeros)), zeros.dtype)
+        layer = np.empty((len(words), len(zeros)), zeros.dtype)
         for place, word in enumerate(words):
-            layers[0, place] = vectors.get(word, vectors.get(word.lower(), zeros))
-        yield layers
+            layer[place] = vectors.get(word, vectors.get(word.lower(), zeros))
+        yield layer[None]
 
 
 def stored_layers(folder: Path, sizes: list[int], sentences: Sentences, file: str) -> Iterator[np.ndarray]:
@@ -94,7 +94,8 @@ def stored_layers(folder: Path, sizes: list[int], sentences: Sentences, file: st
 
     with reading(path), h5py.File(path) as arrays:
         stored = sum(map(str.isdecimal, arrays))
-        for number, words in enumerate(tqdm(sentences, unit=" sentences", desc=Path(file).name)):
+        bar = tqdm(sentences, unit=" sentences", desc=Path(file).name)
+        for number, words in enumerate(bar):
             layers = np.asarray(arrays[str(number)])
             if layers.ndim == 2:
                 layers = layers[None]
@@ -115,11 +116,12 @@ def stored_layers(folder: Path, sizes: list[int], sentences: Sentences, file: st
 
 def check_names(files: Iterable[str]):
     """Refuses files that would share a file of sentences or vectors."""
-    known: dict[str, str] = {}
+    files_of_names = {}
     for file in files:
-        other = known.setdefault(text_name(file), file)
+        name = text_name(file)
+        other = files_of_names.setdefault(name, file)
         if other != file:
-            raise ValueError(f"{other} and {file} are both called {text_name(file)!r} here; rename one of them.")
+            raise ValueError(f"{other} and {file} are both called {name!r} here; rename one of them.")
 
 
 def text_name(file: str) -> str:

@@ -48,6 +48,8 @@ def open_lines(
     check_language(language)
     if not patterns:
         texts, total = dataset_texts(arguments)
+        if language is not None:
+            total = None
 
         def rows() -> Iterator[InputLine]:
             numbered: Iterable[tuple[int, Any]] = enumerate(texts())
@@ -59,17 +61,22 @@ def open_lines(
                     line = line._replace(file=arguments.dataset, number=row)
                 yield line
 
-        return rows, total if language is None else None
+        return rows, total
     refuse_unread(arguments, ("dataset_config", "split", "streaming"), "without --dataset; leave it out.")
     files = list(map(Path, files_of(patterns)))
     known = (*TEXT_SUFFIXES, *FASTA_SUFFIXES)
+    fasta_files = []
     for path in files:
-        kind = format_suffix(path)
-        if kind not in known and path.suffix.lower() == kind:
-            raise ValueError(f"--input {path}: unknown suffix {kind!r}; pass {', '.join(known)}, .gz or .zst.")
-        if kind in FASTA_SUFFIXES and is_raw_text:
-            raise ValueError(f"--input {path} has sequences, whose tokens are single letters; leave out --raw_text.")
-    if len({format_suffix(path) in FASTA_SUFFIXES for path in files}) > 1:
+        suffix = format_suffix(path)
+        if suffix not in known and path.suffix.lower() == suffix:
+            raise ValueError(f"--input {path}: unknown suffix {suffix!r}; pass {', '.join(known)}, .gz or .zst.")
+        if suffix in FASTA_SUFFIXES:
+            fasta_files.append(path)
+    if fasta_files and is_raw_text:
+        raise ValueError(
+            f"--input {fasta_files[0]} has sequences, whose tokens are single letters; leave out --raw_text."
+        )
+    if len(fasta_files) not in (0, len(files)):
         raise ValueError("--input has FASTA files, whose records have names, and texts. Pass one kind at a time.")
     if language is None:
         warn_of_wrapped_lines(files)
@@ -83,7 +90,7 @@ def open_lines(
                 yield line
 
     def file_lines(path: Path) -> Iterator[tuple[int, InputLine]]:
-        if format_suffix(path) in FASTA_SUFFIXES:
+        if fasta_files:
             yield from fasta_records(path)
             return
         for number, text in text_sentences(path, arguments.text_column, language):
@@ -91,7 +98,7 @@ def open_lines(
 
     # Reads all files once: a mistake in the last line shows now, not after hours.
     total = 0
-    places: dict[str, str] = {}
+    places = {}
     for line in lines():
         total += 1
         if line.name is not None and line.file is not None:
@@ -123,7 +130,7 @@ def fasta_records(path: Path) -> Iterator[tuple[int, InputLine]]:
     """
     name = ""
     residues = ""
-    lines: dict[str, int] = {}  # of the headers, by name
+    lines = {}  # of the headers, by name
     for number, line in chain(numbered_lines(path), [(0, ">")]):
         if not line.startswith(">"):
             letters = "".join(line.split())
@@ -154,7 +161,7 @@ def hdf5_name(name: str) -> str:
 
 def group_by_tokens(lines: Iterable[InputLine], num_tokens: int) -> Iterator[list[InputLine]]:
     """Groups consecutive lines of at least `num_tokens` tokens together; the last group may have fewer."""
-    group: list[InputLine] = []
+    group = []
     size = 0
     for line in lines:
         group.append(line)
@@ -172,7 +179,7 @@ def group_by_tokens(lines: Iterable[InputLine], num_tokens: int) -> Iterator[lis
 
 def length_sorted_batches(lengths: Sequence[int], batch_tokens: int) -> Iterator[list[int]]:
     """Indices by decreasing length, in batches of at most `batch_tokens` tokens with padding, or of one index."""
-    batch: list[int] = []
+    batch = []
     for i in sorted(range(len(lengths)), key=lambda i: -lengths[i]):
         if batch and (len(batch) + 1) * lengths[batch[0]] > batch_tokens:
             yield batch

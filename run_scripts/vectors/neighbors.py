@@ -1,12 +1,13 @@
 """The uses of a word in a text, and their nearest neighbors by cosine."""
 
 import re
+from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Any, NamedTuple, cast
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from .embedding import LayerChoice, embed_sentences
+from .embedding import embed_sentences
 
 NAMED_LAYERS = ("top", "average", "mixed")
 CONTEXT_WORDS = 8  # on each side of a use
@@ -39,34 +40,34 @@ def check_layer(layer: str, num_layers: int):
 def find_uses(sentences: Iterable[Sequence[str]], word: str | re.Pattern[str]) -> Iterator[WordUse]:
     """Every use of a word, a regular expression. Equal sentences count once, because texts repeat headings."""
     pattern = re.compile(word)
-    seen: set[tuple[str, ...]] = set()
+    seen = set()
     for words in sentences:
-        uses = []
-        for position, form in enumerate(words):
-            if pattern.fullmatch(form):
-                uses.append(WordUse(words, position))
-        if uses and tuple(words) not in seen:
-            seen.add(tuple(words))
-            yield from uses
+        positions = [position for position, form in enumerate(words) if pattern.fullmatch(form)]
+        sentence = tuple(words)
+        if positions and sentence not in seen:
+            seen.add(sentence)
+            for position in positions:
+                yield WordUse(words, position)
 
 
 def sample_uses(uses: Sequence[WordUse], max_uses: int, num_queries: int, seed: int) -> tuple[list[WordUse], list[int]]:
     """At most `max_uses` of the uses, in their order, and the indices of the queries among them."""
     generator = np.random.default_rng(seed)
     numbers = generator.permutation(len(uses))[:max_uses]
-    drawn = [uses[number] for number in sorted(numbers)]
+    numbers.sort()
+    drawn = [uses[number] for number in numbers]
     queries = generator.permutation(len(drawn))[:num_queries]
     return drawn, queries.tolist()
 
 
 def use_vectors(uses: Sequence[WordUse], model, tokenizer, layer: str) -> np.ndarray:
     """The vectors of one layer, or of `NAMED_LAYERS`: `(uses, hidden_size)`. Equal sentences are computed once."""
-    numbers_of: dict[tuple[str, ...], list[int]] = {}  # of the uses in each sentence
+    numbers_of = defaultdict(list)  # of the uses in each sentence
     for number, use in enumerate(uses):
-        numbers_of.setdefault(tuple(use.words), []).append(number)
+        numbers_of[tuple(use.words)].append(number)
     is_named = layer in NAMED_LAYERS
-    choice = layer if is_named else "all"
-    embedded = embed_sentences(list(numbers_of), model, tokenizer, cast(LayerChoice, choice))
+    choice: Any = layer if is_named else "all"
+    embedded = embed_sentences(list(numbers_of), model, tokenizer, choice)
     rows = [np.empty(0)] * len(uses)
     for (_, vectors), numbers in zip(embedded, numbers_of.values(), strict=True):
         if not is_named:
@@ -85,23 +86,20 @@ def normalize(vectors: np.ndarray) -> np.ndarray:
 def nearest_uses(vectors: np.ndarray, uses: Sequence[WordUse], query: int, top_k: int) -> list[tuple[int, float]]:
     """The indices of the nearest uses in other sentences, with their cosines, by vectors of length 1."""
     cosines = vectors @ vectors[query]
-    nearest = []
-    for number in (-cosines).argsort(kind="stable").tolist():
-        if len(nearest) == top_k:
-            break
-        if uses[number].words is not uses[query].words:
-            nearest.append((number, float(cosines[number])))
-    return nearest
+    sentence = uses[query].words
+    order = (-cosines).argsort(kind="stable")
+    others = [number for number in order.tolist() if uses[number].words is not sentence]
+    return [(number, float(cosines[number])) for number in others[:top_k]]
 
 
-def format_neighbors(found: dict[str, Any]) -> str:
+def format_neighbors(result: dict[str, Any]) -> str:
     """The nearest words by word vectors, if there are any; then each query, and below it its neighbors."""
     lines = []
-    if "word_vectors" in found:
-        (word, _), *others = found["word_vectors"]
+    if "word_vectors" in result:
+        (word, _), *others = result["word_vectors"]
         lines += ["", f"[{word}] without a context"]
         lines += [f"  {cosine:.3f}  {other}" for other, cosine in others]
-    for query in found["queries"]:
+    for query in result["queries"]:
         lines += ["", query["use"]]
         lines += [f"  {cosine:.3f}  {use}" for cosine, use in query["neighbors"]]
     return "\n".join(lines[1:])

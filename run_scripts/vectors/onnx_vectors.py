@@ -26,35 +26,37 @@ def spell(ids, width):
 
 def encode(sentences, width, plain_signs=False):
     """Lists of words as `character_ids` (batch, time, width) and `attention_mask` (batch, time)."""
-    rows = []
-    for words in sentences:
-        row = [spell([BEGIN_SENTENCE], width)]
+    longest = max(map(len, sentences))
+    character_ids = np.zeros((len(sentences), longest + 2, width), dtype=np.int64)
+    for sentence, words in enumerate(sentences):
+        rows = [spell([BEGIN_SENTENCE], width)]
         for word in words:
             if plain_signs:
                 word = unicodedata.normalize("NFC", word).translate(SIGNS)
             ids = [byte + 1 for byte in word.encode("utf-8", "ignore")]
-            row.append(spell(ids, width))
-        row.append(spell([END_SENTENCE], width))
-        rows.append(row)
-    character_ids = np.zeros((len(rows), max(map(len, rows)), width), dtype=np.int64)
-    for place, row in enumerate(rows):
-        character_ids[place, : len(row)] = row
-    return {"character_ids": character_ids, "attention_mask": character_ids.any(-1).astype(np.int64)}
+            rows.append(spell(ids, width))
+        rows.append(spell([END_SENTENCE], width))
+        character_ids[sentence, : len(rows)] = rows
+    attention_mask = character_ids.any(-1).astype(np.int64)
+    return {"character_ids": character_ids, "attention_mask": attention_mask}
 
 
 def embed(session, sentences, plain_signs=False):
     """The first output of the model for each word: `(words, width)` for each sentence, without its markers."""
-    inputs = encode(sentences, session.get_inputs()[0].shape[-1], plain_signs)
+    first_input = session.get_inputs()[0]
+    inputs = encode(sentences, first_input.shape[-1], plain_signs)
     outputs = session.run(None, inputs)[0]
     return [output[1 : len(words) + 1] for words, output in zip(sentences, outputs, strict=True)]
 
 
 if __name__ == "__main__":
-    model = onnxruntime.InferenceSession(Path(__file__).with_name("model.onnx"))
-    settings = json.loads(Path(__file__).with_name("tokenizer_config.json").read_text(encoding="utf-8"))
+    here = Path(__file__)
+    model = onnxruntime.InferenceSession(here.with_name("model.onnx"))
+    settings = json.loads(here.with_name("tokenizer_config.json").read_text(encoding="utf-8"))
     if len(sys.argv) == 1:
         sys.exit('Pass texts: python onnx_vectors.py "They play chess ."')
     texts = [text.split() for text in sys.argv[1:]]
-    for words, vectors in zip(texts, embed(model, texts, settings["plain_signs"]), strict=True):
+    vectors_of_texts = embed(model, texts, settings["plain_signs"])
+    for words, vectors in zip(texts, vectors_of_texts, strict=True):
         for word, vector in zip(words, vectors, strict=True):
             print(word, vector.shape, vector[:3])

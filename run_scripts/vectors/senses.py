@@ -45,11 +45,11 @@ def read_annotated(path: Path) -> AnnotatedText:
         needed = keys_path.name if has_suffix else "X.gold.key.txt"
         raise FileNotFoundError(f"{path}: pass X.data.xml or X.data.xml.gz, with {needed} in its folder.")
     senses, key_lines = read_keys(keys_path)
-    uses = Counter[str]()
-    sentences: list[list[str]] = []
-    instances: list[SenseInstance] = []
+    uses = Counter()
+    sentences = []
+    instances = []
     for sentence in _xml_root(path).iter("sentence"):
-        words: list[str] = []
+        words = []
         for element in sentence:
             start = len(words)
             text = (element.text or "").strip()
@@ -78,15 +78,16 @@ def read_annotated(path: Path) -> AnnotatedText:
 
 
 def _xml_root(path: Path) -> ElementTree.Element:
+    lines = [f"{line}\n" for _, line in numbered_lines(path)]
     try:
-        return ElementTree.fromstringlist([f"{line}\n" for _, line in numbered_lines(path)])
+        return ElementTree.fromstringlist(lines)
     except ElementTree.ParseError as error:
         raise ValueError(f"{path} is not a complete XML file: {error}.") from error
 
 
 def read_keys(path: Path) -> tuple[dict[str, list[str]], dict[str, list[int]]]:
     """The senses of each instance, and the lines that say them."""
-    senses: dict[str, list[str]] = {}
+    senses = {}
     lines = defaultdict(list)
     for number, line in numbered_lines(path):
         if not line.strip():
@@ -101,12 +102,13 @@ def read_keys(path: Path) -> tuple[dict[str, list[str]], dict[str, list[int]]]:
 
 
 def read_inventory(path: Path) -> Inventory:
-    inventory: Inventory = {}
-    lines: dict[Lemma, int] = {}
+    inventory = {}
+    lines = {}
     for number, line, columns in column_lines(path):
         if "\t" in line and len(columns) == 3:
-            lemma = (columns[0].lower(), columns[1])
-            senses = columns[2].split()
+            word, part_of_speech, keys = columns
+            lemma = (word.lower(), part_of_speech)
+            senses = keys.split()
             if inventory.setdefault(lemma, senses) != senses:
                 twice = f"line {lines[lemma]} has other senses of {' '.join(lemma)} (in lower case)"
                 raise ValueError(f"{path}, line {number}: {twice}; write the senses of both in one line.")
@@ -124,18 +126,19 @@ def instance_vectors(text: AnnotatedText, layers_of_sentences: Iterable[np.ndarr
 
     Shape: `(instances, layers + 1, width)`, or `(instances, 1, width)` of one layer, float16.
     """
+    numbers_of = defaultdict(list)
+    for number, instance in enumerate(text.instances):
+        numbers_of[instance.sentence].append(number)
     means = np.empty(0, dtype=np.float16)
-    number = 0
     for sentence, layers in enumerate(layers_of_sentences):
         if len(layers) > 1:
             layers = np.concatenate([layers, layers.mean(0, keepdims=True)])
         if sentence == 0:
-            shape = (len(text.instances), len(layers), layers.shape[-1])
-            means = np.empty(shape, dtype=np.float16)
-        while number < len(text.instances) and text.instances[number].sentence == sentence:
+            means = np.empty((len(text.instances), len(layers), layers.shape[-1]), dtype=np.float16)
+        for number in numbers_of[sentence]:
             instance = text.instances[number]
-            means[number] = normalize(layers[:, instance.start : instance.end].mean(1))
-            number += 1
+            words = layers[:, instance.start : instance.end]
+            means[number] = normalize(words.mean(1))
     return means
 
 
@@ -161,7 +164,7 @@ def same_sense(
     for lemma, members in instances_by_lemma(instances).items():
         members = members[:MAX_COMPARED_USES]
         uses = [instances[number] for number in members]
-        senses = frozenset[str]().union(*(use.senses for use in uses))
+        senses = senses_by_frequency(uses)
         sentences = np.array([use.sentence for use in uses])
         others = sentences[:, None] != sentences
         if len(senses) < 2 or not others.any():
@@ -175,25 +178,26 @@ def same_sense(
             nearest = others & (cosines >= cosines.max(1, keepdims=True) - EQUAL_COSINES)
             hits[layer] += _shares(nearest, agree).sum()
         chance += _shares(others, agree).sum()
-        first, *_ = inventory.get(lemma) or senses_by_frequency(uses)
+        first, *_ = inventory.get(lemma) or senses
         with_first += sum(first in use.senses for use in uses)
         total += len(uses)
         lemmas += 1
     if not total:
         raise ValueError("No lemma of --train_file has two senses in two sentences; pass more text.")
     always = "first sense" if inventory else "most frequent sense"
-    shares = dict(zip(names, (hits / total).tolist(), strict=True))
-    return {"lemmas": lemmas, "instances": total, "chance": chance / total, always: with_first / total, **shares}
+    shares = zip(names, (hits / total).tolist(), strict=True)
+    return {"lemmas": lemmas, "instances": total, "chance": chance / total, always: with_first / total, **dict(shares)}
 
 
 def _shares(chosen: np.ndarray, agree: np.ndarray) -> np.ndarray:
     """In each row, the share of the chosen uses that agree."""
-    return (chosen & agree).sum(1) / chosen.sum(1)
+    right = chosen & agree
+    return right.sum(1) / chosen.sum(1)
 
 
 def senses_by_frequency(instances: Sequence[SenseInstance]) -> list[str]:
     """Senses by decreasing frequency; equally frequent senses in the order of their first occurrence."""
-    counts = Counter[str]()
+    counts = Counter()
     for instance in instances:
         counts.update(sorted(instance.senses))
     return [sense for sense, _ in counts.most_common()]
@@ -201,16 +205,15 @@ def senses_by_frequency(instances: Sequence[SenseInstance]) -> list[str]:
 
 def sense_averages(instances: Sequence[SenseInstance], vectors: np.ndarray) -> dict[Lemma, dict[str, np.ndarray]]:
     """The average vector of each sense of each lemma, with length 1. Shape: `(layers + 1, hidden_size)`."""
-    sums: dict[Lemma, dict[str, np.ndarray]] = defaultdict(dict)
+    averages = defaultdict(dict)
     for instance, vector in zip(instances, vectors, strict=True):
+        senses = averages[instance.lemma]
         for sense in instance.senses:
-            of_lemma = sums[instance.lemma]
-            of_lemma.setdefault(sense, np.zeros(vector.shape, np.float32))
-            of_lemma[sense] += vector
-    for of_lemma in sums.values():
-        for sense, total in of_lemma.items():
-            of_lemma[sense] = normalize(total)
-    return sums
+            senses[sense] = senses.get(sense, 0) + vector.astype(np.float32)
+    for senses in averages.values():
+        for sense, total in senses.items():
+            senses[sense] = normalize(total)
+    return averages
 
 
 def disambiguation(
@@ -227,25 +230,27 @@ def disambiguation(
     """
     frequent = {}
     for lemma, members in instances_by_lemma(train).items():
-        frequent[lemma] = senses_by_frequency([train[number] for number in members])[0]
+        senses = senses_by_frequency([train[number] for number in members])
+        frequent[lemma] = senses[0]
     baselines = ["first sense", "most frequent sense"] if inventory else ["most frequent sense"]
-    correct = dict.fromkeys([*baselines, *names], 0.0)
+    correct = dict.fromkeys(baselines + names, 0.0)
     unseen = 0
     for instance, vector in zip(test, vectors, strict=True):
-        first = next(iter(inventory.get(instance.lemma, ())), None)
+        lemma = instance.lemma
+        first = next(iter(inventory.get(lemma, ())), None)
+        has_first = first in instance.senses
         if inventory:
-            correct["first sense"] += first in instance.senses
-        correct["most frequent sense"] += frequent.get(instance.lemma, first) in instance.senses
-        known = averages.get(instance.lemma)
-        if known is None:
+            correct["first sense"] += has_first
+        correct["most frequent sense"] += frequent.get(lemma, first) in instance.senses
+        if lemma not in averages:
             unseen += 1
             for name in names:
-                correct[name] += first in instance.senses
+                correct[name] += has_first
             continue
-        of_senses = np.stack(list(known.values()))
-        cosines = np.einsum("sld,ld->sl", of_senses, vector.astype(np.float32))
+        averages_of_senses = np.stack([*averages[lemma].values()])
+        cosines = np.einsum("sld,ld->sl", averages_of_senses, vector.astype(np.float32))
         nearest = cosines >= cosines.max(0) - EQUAL_COSINES
-        agree = np.array([sense in instance.senses for sense in known])
+        agree = np.array([sense in instance.senses for sense in averages[lemma]])
         for name, share in zip(names, _shares(nearest.T, agree), strict=True):
             correct[name] += float(share)
     shares = {name: count / len(test) for name, count in correct.items()}
@@ -253,11 +258,7 @@ def disambiguation(
 
 
 def uses_of_lemma(lemma: str, instances: Sequence[SenseInstance]) -> list[int]:
-    members = []
-    for number, instance in enumerate(instances):
-        word, _ = instance.lemma
-        if word == lemma.lower():
-            members.append(number)
+    members = [number for number, instance in enumerate(instances) if instance.lemma[0] == lemma.lower()]
     if len(members) < 3:
         raise ValueError(f"--lemma {lemma} has {len(members)} use(s) in --train_file; pass a more frequent lemma.")
     return members
@@ -271,8 +272,10 @@ def draw_senses(text: AnnotatedText, vectors: np.ndarray, lemma: str, path: Path
     groups = {}
     for sense in senses_by_frequency(uses)[:MAX_COLORED_SENSES]:
         rows = [row for row, use in enumerate(uses) if sense in use.senses]
-        nearness = points[rows] @ points[rows].mean(0)
+        group = points[rows]
+        nearness = group @ group.mean(0)
         typical = uses[rows[nearness.argmax()]]
-        use = in_context(text.sentences[typical.sentence], typical.start, typical.end, LEGEND_WORDS)
-        groups[f"{use}    ({sense}, {len(rows)} uses)"] = rows
+        words = text.sentences[typical.sentence]
+        context = in_context(words, typical.start, typical.end, LEGEND_WORDS)
+        groups[f"{context}    ({sense}, {len(rows)} uses)"] = rows
     return draw_map(points, groups, path)

@@ -38,7 +38,7 @@ class ELMoPipe(Tok2Vec):
 
     def add_hooks(self, doc: Doc) -> Doc:
         """Makes spaCy read vectors from `doc.tensor`. Call it after `Doc.from_bytes`, which forgets hooks."""
-        hooks: dict[str, Callable[..., Any]] = {"vector": mean_vector, "has_vector": has_vector, "similarity": cosine}
+        hooks: dict[str, Any] = {"vector": mean_vector, "has_vector": has_vector, "similarity": cosine}
         doc.user_token_hooks |= {**hooks, "vector": token_vector}
         doc.user_span_hooks |= hooks
         doc.user_hooks |= {**hooks, "vector_norm": vector_norm}
@@ -91,7 +91,8 @@ class DocumentEncoder(nn.Module):
         vectors = [gamma * zeros[:0]]  # a batch without words has a gradient, too
         positions = []
         lengths = [len(words) + NUM_MARKERS for _, words in sentences]
-        for batch in length_sorted_batches(lengths, reproducible_batch_tokens(self.bilm, self.batch_tokens)):
+        batch_tokens = reproducible_batch_tokens(self.bilm, self.batch_tokens)
+        for batch in length_sorted_batches(lengths, batch_tokens):
             texts = []
             for i in batch:
                 _, words = sentences[i]

@@ -14,8 +14,8 @@ Neither is 0 for groups of the same text, so a permutation test compares each wi
 
 import math
 import re
-from collections.abc import Iterable, Mapping
-from itertools import combinations
+from collections.abc import Collection, Mapping
+from itertools import combinations, pairwise
 from typing import Any
 
 import numpy as np
@@ -28,17 +28,16 @@ from .word_vectors import is_number
 LEVEL = 0.05  # of significance
 
 
-def order_groups(names: Iterable[str], bin_width: float | None) -> tuple[dict[str, str], bool]:
+def order_groups(names: Collection[str], bin_width: float | None) -> tuple[dict[str, str], bool]:
     """The group of each name, numbers by size and others as they come, and whether all are numbers.
 
     `bin_width` puts numbers into bins that begin at its multiples: 10 puts "1984" into "1980-1989".
     """
-    names = list(names)
-    for name in names:
-        if not is_number(name):
-            if bin_width is not None:
-                raise ValueError(f"--bin_width {bin_width:g} needs numbers, but a group is {name!r}; leave it out.")
-            return {name: name for name in names}, False
+    others = [name for name in names if not is_number(name)]
+    if others and bin_width is not None:
+        raise ValueError(f"--bin_width {bin_width:g} needs numbers, but a group is {others[0]!r}; leave it out.")
+    if others:
+        return {name: name for name in names}, False
     groups = {}
     for name in sorted(names, key=float):
         if bin_width is None:
@@ -63,10 +62,11 @@ def bin_name(number: float, width: float) -> str:
 def compare_groups(vectors: Mapping[str, np.ndarray], permutations: int, seed: int) -> list[dict[str, Any]]:
     """Both measures for each pair of groups, of whose uses there are vectors `(uses, hidden_size)`."""
     generator = np.random.default_rng(seed)
+    consecutive = list(pairwise(vectors))
     pairs = []
-    for (place, one), (other_place, other) in combinations(enumerate(vectors), 2):
+    for one, other in combinations(vectors, 2):
         measures = compare_pair(vectors[one], vectors[other], permutations, generator)
-        pairs.append({"groups": [one, other], "consecutive": other_place == place + 1, **measures})
+        pairs.append({"groups": [one, other], "consecutive": (one, other) in consecutive, **measures})
     return pairs
 
 
@@ -80,21 +80,19 @@ def compare_pair(
     """
     vectors = np.concatenate([one, other]).astype(np.float64)
     observed = np.arange(len(vectors)) < len(one)
-    random_splits = generator.permuted(np.tile(observed, (permutations, 1)), axis=1)
-    distances = split_distances(vectors, np.vstack([observed, random_splits]))
+    splits = np.tile(observed, (1 + permutations, 1))
+    splits[1:] = generator.permuted(splits[1:], axis=1)
     measures = {}
-    for name, of_splits in zip(MEASURES_OF_CHANGE, distances, strict=True):
-        distance = of_splits[0]
-        random = of_splits[1:]
-        low, high = np.quantile(random, [LEVEL, 1 - LEVEL])
+    for name, distances in zip(MEASURES_OF_CHANGE, split_distances(vectors, splits), strict=True):
+        random = distances[1:]
         # The same split, drawn again, may differ in the last digits.
-        at_least_as_large = 1 + np.count_nonzero(random >= distance - 1e-12)
+        is_as_large = distances >= distances[0] - 1e-12
         values = {
-            "distance": distance,
-            "random_5": low,
+            "distance": distances[0],
+            "random_5": np.quantile(random, LEVEL),
             "random_mean": random.mean(),
-            "random_95": high,
-            "p": at_least_as_large / (1 + permutations),
+            "random_95": np.quantile(random, 1 - LEVEL),
+            "p": is_as_large.mean(),
         }
         measures[name] = {key: round(float(value), 6) for key, value in values.items()}
     return measures
@@ -108,24 +106,27 @@ def split_distances(vectors: np.ndarray, splits: np.ndarray) -> np.ndarray:
         splits: `(splits, uses)`, true for the uses in the first of two groups.
         result: `(2, splits)`.
     """
-    one, other = _group_means(normalize(vectors), splits)
-    mean_of_cosines = (one * other).sum(-1)
-    prototype, other_prototype = _group_means(vectors, splits)
-    cosine_of_means = (normalize(prototype) * normalize(other_prototype)).sum(-1)
+    directions = _group_means(normalize(vectors), splits)
+    prototypes = normalize(_group_means(vectors, splits))
+    mean_of_cosines = directions.prod(0).sum(-1)
+    cosine_of_means = prototypes.prod(0).sum(-1)
     return 1 - np.stack([mean_of_cosines, cosine_of_means])
 
 
-def _group_means(vectors: np.ndarray, splits: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+def _group_means(vectors: np.ndarray, splits: np.ndarray) -> np.ndarray:
+    """Shape: `(2, splits, hidden_size)`."""
     sums = splits @ vectors
     sizes = splits.sum(1, keepdims=True)
     other_sums = vectors.sum(0) - sums
-    return sums / sizes, other_sums / (len(vectors) - sizes)
+    other_sizes = len(vectors) - sizes
+    return np.stack([sums / sizes, other_sums / other_sizes])
 
 
 def distance_within(vectors: np.ndarray) -> float:
     """The mean cosine distance of two different uses of a group: how varied they are."""
     count = len(vectors)
-    sum_of_cosines = np.linalg.norm(normalize(vectors).sum(0, dtype=np.float64)) ** 2  # with each use itself, too
+    total = normalize(vectors).sum(0, dtype=np.float64)
+    sum_of_cosines = np.linalg.norm(total) ** 2  # with each use itself, too
     return float(1 - (sum_of_cosines - count) / (count * (count - 1)))
 
 
@@ -135,34 +136,34 @@ def typical_uses(vectors: Mapping[str, np.ndarray], group: str, top_k: int) -> l
     others = [normalize(vectors[name]) for name in vectors if name != group]
     direction = uses.mean(0) - np.concatenate(others).mean(0)
     scores = uses @ direction
-    return (-scores).argsort(kind="stable")[:top_k].tolist()
+    best_first = (-scores).argsort(kind="stable")
+    return best_first[:top_k].tolist()
 
 
-def shown_pairs(found: Mapping[str, Any]) -> list[dict[str, Any]]:
+def shown_pairs(result: Mapping[str, Any]) -> list[dict[str, Any]]:
     """The consecutive pairs of groups that are numbers, or all pairs."""
-    if not found["ordered"]:
-        return found["pairs"]
-    return [pair for pair in found["pairs"] if pair["consecutive"]]
+    pairs = result["pairs"]
+    if not result["ordered"]:
+        return pairs
+    return [pair for pair in pairs if pair["consecutive"]]
 
 
-def format_change(found: Mapping[str, Any]) -> str:
+def format_change(result: Mapping[str, Any]) -> str:
     """The groups with their typical uses, and `shown_pairs`."""
-    lines = [f"{found['word']} by {found['group_by']}"]
-    for group in found["groups"]:
+    lines = [f"{result['word']} by {result['group_by']}"]
+    for group in result["groups"]:
         distance = group["distance_within"]
         lines += ["", f"{group['name']}: {group['uses']} uses, with a mean distance of {distance:.3f}"]
         lines += [f"  {use}" for use in group["typical_uses"]]
-    header = [""]
-    for name in MEASURES_OF_CHANGE:
-        header += [name.upper(), f"{name.upper()} at random", f"{name.upper()} p"]
-    rows = [header]
-    for pair in shown_pairs(found):
+    rows = [["", "APD", "APD at random", "APD p", "PRT", "PRT at random", "PRT p"]]
+    for pair in shown_pairs(result):
         row = [", ".join(pair["groups"])]
         for name in MEASURES_OF_CHANGE:
-            row += [f"{pair[name][key]:.3f}" for key in ("distance", "random_mean", "p")]
+            measure = pair[name]
+            row += [f"{measure[key]:.3f}" for key in ("distance", "random_mean", "p")]
         rows.append(row)
     lines += ["", markdown_table(rows)]
-    if found["left_out"]:
-        left_out = [f"{name} ({uses})" for name, uses in found["left_out"].items()]
-        lines += ["", f"Left out, with fewer than --min_uses {found['min_uses']}: {', '.join(left_out)}"]
+    if result["left_out"]:
+        left_out = [f"{name} ({uses})" for name, uses in result["left_out"].items()]
+        lines += ["", f"Left out, with fewer than --min_uses {result['min_uses']}: {', '.join(left_out)}"]
     return "\n".join(lines)

@@ -39,7 +39,7 @@ def read_word_vectors(path: str | Path, limit: int | None = None) -> WordVectors
     """
     width, count, lines = _width_and_lines(Path(path))
     total = min(filter(None, (count, limit)), default=None)
-    rows: dict[str, int] = {}
+    rows = {}
     numbers = array("f")  # an array takes 4 or 8 bytes per number, a list 32
     first_lines = array("L")
     twice = 0  # lines with a word of an earlier line
@@ -57,9 +57,12 @@ def read_word_vectors(path: str | Path, limit: int | None = None) -> WordVectors
         first_lines.append(number)
         if len(rows) == limit:
             break
-    if count not in (None, len(rows) + twice) and len(rows) != limit:
-        found = f"{path} has {len(rows) + twice} words, but its header promises {count}"
-        raise ValueError(f"{found}. Pass the complete file, or --word_vectors_limit {len(rows)}.")
+    read = len(rows) + twice
+    if count not in (None, read) and len(rows) != limit:
+        raise ValueError(
+            f"{path} has {read} words, but its header promises {count}. Pass the complete file, or "
+            f"--word_vectors_limit {len(rows)}."
+        )
     if others:
         logger.warning(
             f"{path}: {len(others):,} lines repeat an earlier word and are ignored, although their vector is another: "
@@ -74,12 +77,12 @@ def _width_and_lines(path: Path) -> tuple[int, int | None, Iterator[tuple[int, s
     start = list(islice(lines, LINES_FOR_WIDTH))
     widths = [line.rstrip(" ").count(" ") for _, line in start]
     width = mode(widths or [0])
+    width_below = mode(widths[1:] or [0])
     count = None
     header = re.fullmatch(r"(\d{1,15}) +(\d{1,15})\s*", start[0][1]) if start else None
-    if header and (mode(widths[1:] or [0]) != 1 or header[2] == "1"):  # words may be numbers, with a vector of width 1
-        count = int(header[1])
-        width = int(header[2])
-        start = start[1:]
+    if header and (width_below != 1 or header[2] == "1"):  # words may be numbers, with a vector of width 1
+        count, width = map(int, header.groups())
+        del start[0]
     if width < 1:
         raise ValueError(f"{path} has no vectors; pass a file with a word and its numbers in each line, with spaces.")
     return width, count, chain(start, lines)
@@ -95,8 +98,10 @@ def _word_and_vector(line: str, width: int, location: str) -> tuple[str, array]:
     except ValueError:
         vector = array("f")
     if not word or has_extra_numbers or len(vector) != width or not isfinite(sum(vector)):
-        wanted = f"a word and {width} finite numbers, with single spaces"
-        raise ValueError(f"{location} must have {wanted}: {line!r:.80}. Correct or remove it.")
+        raise ValueError(
+            f"{location} must have a word and {width} finite numbers, with single spaces: {line!r:.80}. Correct or "
+            "remove it."
+        )
     return word, vector
 
 
