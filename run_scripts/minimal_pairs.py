@@ -49,14 +49,16 @@ def main(arguments: list[str] | None = None) -> dict[str, dict[str, float]]:
         wins[name] = good_wins(scores)
         ids, _ = tokenizer.encode_words([word.word for words in scores for word in words[1:-1]])
         unknown[name] = ids == tokenizer.unk_token_id
-    wins[ALL] = np.concatenate(list(wins.values()))
-    unknown[ALL] = np.concatenate(list(unknown.values()))
+    wins[ALL] = np.concatenate([*wins.values()])
+    unknown[ALL] = np.concatenate([*unknown.values()])
     results = {}
     rows = [[parsed.group_column, "pairs", *SHARES]]
-    for name in wins:
-        shares = [*wins[name].mean(0).tolist(), float(unknown[name].mean())]
-        results[name] = {"pairs": len(wins[name]), **dict(zip(SHARES, shares, strict=True))}
-        rows.append([name, f"{len(wins[name]):,}", *(f"{share:.1%}" for share in shares)])
+    for name, wins_of_group in wins.items():
+        pairs = len(wins_of_group)
+        shares = [*wins_of_group.mean(0).tolist(), float(unknown[name].mean())]
+        results[name] = {"pairs": pairs, **dict(zip(SHARES, shares, strict=True))}
+        cells = [f"{share:.1%}" for share in shares]
+        rows.append([name, f"{pairs:,}", *cells])
     print(markdown_table(rows))
     if parsed.output:
         write_json(Path(parsed.output), results)
@@ -77,15 +79,19 @@ def good_wins(scores: list[list[WordScore]]) -> np.ndarray:
 def read_pairs(path: Path, group_column: str) -> dict[str, list[str]]:
     """The sentences of each group: good, bad, good, bad and so on."""
     groups = defaultdict(list)
-    if format_suffix(path) not in ROW_READERS:
+    suffix = format_suffix(path)
+    if suffix not in ROW_READERS:
         raise ValueError(f"{path}: unknown suffix; pass a table that ends in {', '.join(ROW_READERS)}, .gz or .zst.")
-    for location, row in ROW_READERS[format_suffix(path)](path):
-        texts = {name: row.get(name) for name in (group_column, "good", "bad")}
-        if type(texts[group_column]) in (int, float):
-            texts[group_column] = str(texts[group_column])
-        if absent := [name for name, text in texts.items() if not (isinstance(text, str) and text.strip())]:
-            raise ValueError(f"{location} has no {absent[0]!r}: {row!r:.200}. Correct it, or pass another table.")
-        group, good, bad = (str(text).strip() for text in texts.values())
+    for location, row in ROW_READERS[suffix](path):
+        texts = []
+        for name in (group_column, "good", "bad"):
+            text = row.get(name)
+            if name == group_column and type(text) in (int, float):
+                text = str(text)
+            if not isinstance(text, str) or not text.strip():
+                raise ValueError(f"{location} has no {name!r}: {row!r:.200}. Correct it, or pass another table.")
+            texts.append(text.strip())
+        group, good, bad = texts
         if group == ALL:
             raise ValueError(f"{location}: the group {ALL!r} has the name of the last row. Call it by another name.")
         groups[group] += good, bad

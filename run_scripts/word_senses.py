@@ -54,36 +54,37 @@ class SenseArguments(LayerSourceArguments):
 def main(arguments: list[str] | None = None) -> dict[str, Any]:
     parsed = ProgramParser(SenseArguments, description=__doc__).parse(arguments)
     inventory = read_inventory(Path(parsed.sense_inventory)) if parsed.sense_inventory else {}
-    given = {"train": parsed.train_file, "test": parsed.test_file}
-    files = {split: path for split, path in given.items() if path}
+    files = {"train": parsed.train_file}
+    if parsed.test_file:
+        files["test"] = parsed.test_file
     texts = {split: read_annotated(Path(path)) for split, path in files.items()}
     if parsed.write_sentences:
         return write_sentences(parsed.write_sentences, files, {split: texts[split].sentences for split in texts})
     train = texts["train"].instances
     if parsed.lemma:
         uses_of_lemma(parsed.lemma, train)  # a mistake shows before hours of work
-    found: dict[str, Any] = {}
+    result: dict[str, Any] = {}
     for split, figure in (("train", "same_sense"), ("test", "disambiguation")):
         if split in texts:
-            found[split] = {"instances": len(texts[split].instances), "file": Path(files[split]).name}
-            found[figure] = {}
+            result[split] = {"instances": len(texts[split].instances), "file": Path(files[split]).name}
+            result[figure] = {}
     for source in layer_sources(parsed, files):
-        vectors = {
-            split: instance_vectors(text, source.read(text.sentences, files[split])) for split, text in texts.items()
-        }
+        vectors = {}
+        for split, text in texts.items():
+            vectors[split] = instance_vectors(text, source.read(text.sentences, files[split]))
         count = vectors["train"].shape[1]  # with the average, which comes last
         names = source.names(count) if count == 1 else [*source.names(count - 1), source.average]
-        if parsed.lemma and not found["same_sense"]:
+        if parsed.lemma and not result["same_sense"]:
             top_layer = vectors["train"][:, max(0, count - 2)]
-        found["same_sense"] |= same_sense(train, vectors["train"], inventory, names)
+        result["same_sense"] |= same_sense(train, vectors["train"], inventory, names)
         if "test" in texts:
             averages = sense_averages(train, vectors["train"])
             test = texts["test"].instances
-            found["disambiguation"] |= disambiguation(train, test, averages, vectors["test"], inventory, names)
+            result["disambiguation"] |= disambiguation(train, test, averages, vectors["test"], inventory, names)
     if parsed.lemma:
-        found["map"] = {"lemma": parsed.lemma}
-    print(sense_table(found))
-    unseen = found.get("disambiguation", {}).get("unseen_lemmas")
+        result["map"] = {"lemma": parsed.lemma}
+    print(sense_table(result))
+    unseen = result.get("disambiguation", {}).get("unseen_lemmas")
     if unseen and not inventory:
         print(
             f"{unseen:.1%} of the uses in the test text have a lemma that the training text lacks. Without "
@@ -91,10 +92,10 @@ def main(arguments: list[str] | None = None) -> dict[str, Any]:
         )
     if parsed.output:
         output = Path(parsed.output)
-        write_json(output, found)
+        write_json(output, result)
         if parsed.lemma:
             draw_senses(texts["train"], top_layer, parsed.lemma, output.with_suffix(".png"))
-    return found
+    return result
 
 
 if __name__ == "__main__":

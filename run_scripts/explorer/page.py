@@ -298,7 +298,8 @@ def language_of(opened: OpenModel, texts: Sequence[str]) -> str:
     tokenizer = opened.tokenizer
 
     def known_share(text: str) -> float:
-        ids, _ = tokenizer.encode_words(tokenizer.splitter.words(text))
+        words = tokenizer.splitter.words(text)
+        ids, _ = tokenizer.encode_words(words)
         return np.mean(ids != tokenizer.unk_token_id)
 
     return max(texts, key=known_share)
@@ -344,7 +345,8 @@ def cosine_lines(
     layers: Sequence[str], lines: Iterable[tuple[Sequence[str], np.ndarray]], names: Sequence[Sequence[str]], name: str
 ) -> str:
     """Below each word its cosine with the chosen one in every layer; a word is a button that chooses it."""
-    key = '<div class="elmo-word"><b>&nbsp;</b>' + "".join(f"<span>{layer}</span>" for layer in layers) + "</div>"
+    cells = "".join(f"<span>{layer}</span>" for layer in layers)
+    key = f'<div class="elmo-word"><b>&nbsp;</b>{cells}</div>'
     shown = []
     for (words, cosines_LW), line in zip(lines, names, strict=True):
         columns = ""
@@ -376,17 +378,17 @@ def expectation_lines(opened: OpenModel, text: str) -> str:
     for line in lines:
         rows = []
         for expected in line:
-            mark = "*" if expected.token == UNK_WORD else ""
-            rows.append(
-                {
-                    "word": expected.word + mark,
-                    "bits": expected.forward_bits,
-                    "expected from the words before": shown_guesses(expected.forward, expected.token),
-                    "bits, backward": expected.backward_bits,
-                    "expected from the words after": shown_guesses(expected.backward, expected.token),
-                    "expected from both": shown_guesses(expected.both, expected.token),
-                }
-            )
+            token = expected.token
+            mark = "*" if token == UNK_WORD else ""
+            row = {
+                "word": expected.word + mark,
+                "bits": expected.forward_bits,
+                "expected from the words before": shown_guesses(expected.forward, token),
+                "bits, backward": expected.backward_bits,
+                "expected from the words after": shown_guesses(expected.backward, token),
+                "expected from both": shown_guesses(expected.both, token),
+            }
+            rows.append(row)
         table = shaded_table(rows, ["bits", "bits, backward"], "{:.1f}", most=MOST_BITS, positive=ORANGE)
         shown.append(([expected.word for expected in line], table))
     return note(sentence) + folded(shown)
@@ -394,7 +396,7 @@ def expectation_lines(opened: OpenModel, text: str) -> str:
 
 def marked_text(opened: OpenModel, *inputs: str) -> str:
     """What a head finds: the number of labeled pieces, and the text with their labels."""
-    kinds: list[str] = []
+    hues = {}
     count = 0
     marked = ""
     for text, label in readings.head_pieces(opened, *inputs):
@@ -402,9 +404,8 @@ def marked_text(opened: OpenModel, *inputs: str) -> str:
             marked += escape(text)
             continue
         count += 1
-        if label not in kinds:
-            kinds.append(label)
-        color = f"hsl({210 + 157 * kinds.index(label)} 80% 50% / 0.3)"
+        hue = hues.setdefault(label, 210 + 157 * len(hues))
+        color = f"hsl({hue} 80% 50% / 0.3)"
         marked += f'<mark style="background: {color}">{escape(text)}<bdi>{escape(label)}</bdi></mark>'
     summary = f"Labeled pieces: {count}." if count else "Nothing found."
     return f'{note(summary)}<div class="elmo-text">{marked}</div>'

@@ -10,7 +10,15 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
-import transformers
+from transformers import (
+    AutoConfig,
+    AutoModel,
+    AutoModelForPreTraining,
+    AutoModelForQuestionAnswering,
+    AutoModelForSequenceClassification,
+    AutoModelForTokenClassification,
+    pipeline,
+)
 
 import modeling_elmo  # noqa: F401 (registers ELMo with the Auto classes)
 from modeling_elmo.heads.role_labeler_pipeline import role_spans
@@ -31,13 +39,13 @@ SHOWN_PREDICTIONS = 5
 
 # Architecture in config.json: the Auto class that loads it, and the pipeline that runs it. A biLM has none.
 ARCHITECTURES: dict[str, tuple[Any, str | None]] = {
-    "ELMoModel": (transformers.AutoModel, None),
-    "ELMoForPreTraining": (transformers.AutoModelForPreTraining, None),
-    "ELMoForTokenClassification": (transformers.AutoModelForTokenClassification, "token-classification"),
-    "ELMoForSemanticRoleLabeling": (transformers.AutoModelForTokenClassification, "semantic-role-labeling"),
-    "ELMoForQuestionAnswering": (transformers.AutoModelForQuestionAnswering, "extractive-question-answering"),
-    "ELMoForSequenceClassification": (transformers.AutoModelForSequenceClassification, "text-classification"),
-    "ELMoForCoreferenceResolution": (transformers.AutoModelForTokenClassification, "coreference-resolution"),
+    "ELMoModel": (AutoModel, None),
+    "ELMoForPreTraining": (AutoModelForPreTraining, None),
+    "ELMoForTokenClassification": (AutoModelForTokenClassification, "token-classification"),
+    "ELMoForSemanticRoleLabeling": (AutoModelForTokenClassification, "semantic-role-labeling"),
+    "ELMoForQuestionAnswering": (AutoModelForQuestionAnswering, "extractive-question-answering"),
+    "ELMoForSequenceClassification": (AutoModelForSequenceClassification, "text-classification"),
+    "ELMoForCoreferenceResolution": (AutoModelForTokenClassification, "coreference-resolution"),
 }
 
 Piece = tuple[str, str | None]  # a piece of a text, and its label
@@ -68,14 +76,14 @@ class OpenModel:
 def open_model(name: str, trust_remote_code: bool = False) -> OpenModel:
     """Loads a biLM or a trained head, as its config.json says."""
     check_model(name)
-    config = load_pretrained(transformers.AutoConfig, name, trust_remote_code=trust_remote_code)
-    architecture = (config.architectures or ["ELMoModel"])[0]
+    config = load_pretrained(AutoConfig, name, trust_remote_code=trust_remote_code)
+    architecture, *_ = config.architectures or ["ELMoModel"]
     if architecture not in ARCHITECTURES:
         raise ValueError(f"{name} has the architecture {architecture}; pass one of {', '.join(ARCHITECTURES)}.")
     auto_class, task = ARCHITECTURES[architecture]
     predicts = config.has_softmax and config.vocab_size > 4
-    if auto_class is transformers.AutoModelForPreTraining and not predicts:
-        auto_class = transformers.AutoModel  # nothing but special words, or published without its softmax
+    if auto_class is AutoModelForPreTraining and not predicts:
+        auto_class = AutoModel  # nothing but special words, or published without its softmax
     model, tokenizer = load_model_and_tokenizer(name, None, trust_remote_code, auto_class=auto_class)
     if Path(name).is_dir():
         name = Path(name).resolve().name
@@ -95,36 +103,34 @@ def lines_of(text: str | None, name: str = "text") -> list[str]:
 
 def named_words(opened: OpenModel, text: str) -> list[list[str]]:
     """A name for each word of each line: the word, with a number from its second use on: `play`, `play (2)`."""
-    counts = Counter[str]()
-    names = []
-    for line in lines_of(text):
-        of_line = []
-        for word in opened.tokenizer.splitter.words(line):
+    counts = Counter()
+    lines = []
+    for words in split_lines(opened, text):
+        names = []
+        for word in words:
             counts[word] += 1
             count = counts[word]
-            of_line.append(word if count == 1 else f"{word} ({count})")
-        names.append(of_line)
-    return names
+            names.append(word if count == 1 else f"{word} ({count})")
+        lines.append(names)
+    return lines
+
+
+def split_lines(opened: OpenModel, text: str) -> list[list[str]]:
+    return list(map(opened.tokenizer.splitter.words, lines_of(text)))
 
 
 def words_to_choose(opened: OpenModel, text: str) -> tuple[list[str], str]:
     """The names of all words, and that of a word to begin with: the most frequent, and of these the longest."""
     names = list(chain.from_iterable(named_words(opened, text)))
-    counts = Counter(name.partition(" (")[0] for name in names)
-
-    def rank(name: str) -> tuple[int, int]:
-        return (counts[name], len(name)) if name in counts else (0, 0)
-
-    return names, max(names, key=rank)
+    counts = Counter(chain.from_iterable(split_lines(opened, text)))
+    return names, max(counts, key=lambda word: (counts[word], len(word)))
 
 
 def chosen_use(opened: OpenModel, text: str, name: str) -> tuple[list[list[str]], int, int]:
     """The words of all lines; the line and the place of the word with this name."""
-    lines = named_words(opened, text)
-    for line, names in enumerate(lines):
+    for line, names in enumerate(named_words(opened, text)):
         if name in names:
-            words = list(map(opened.tokenizer.splitter.words, lines_of(text)))
-            return words, line, names.index(name)
+            return split_lines(opened, text), line, names.index(name)
     raise ValueError(f"{opened.name} reads no word {name!r} in this text. Choose one of its words.")
 
 
@@ -134,8 +140,10 @@ def layer_cosines(opened: OpenModel, text: str, name: str) -> list[tuple[list[st
     embedded = embed_sentences(words_of_lines, opened.bilm, opened.tokenizer, layers="all")
     vectors_of_lines = [normalize(vectors) for _, vectors in embedded]
     chosen = vectors_of_lines[line][:, place]
-    cosines = [np.einsum("lwd,ld->lw", vectors, chosen) for vectors in vectors_of_lines]
-    return list(zip(words_of_lines, cosines, strict=True))
+    cosines = []
+    for words, vectors in zip(words_of_lines, vectors_of_lines, strict=True):
+        cosines.append((words, np.einsum("lwd,ld->lw", vectors, chosen)))
+    return cosines
 
 
 class SimilarUses(NamedTuple):
@@ -151,11 +159,12 @@ class SimilarUses(NamedTuple):
 def similar_uses(opened: OpenModel, text: str, name: str, layer: int, corpus: Corpus | None) -> SimilarUses:
     """The uses of a word that are nearest to the chosen one, in one layer. Case counts, as in `elmo neighbors`."""
     words_of_lines, line, place = chosen_use(opened, text, name)
-    word = words_of_lines[line][place]
-    uses = list(find_uses(words_of_lines, re.escape(word)))
-    query = uses.index(WordUse(words_of_lines[line], place))
+    words = words_of_lines[line]
+    pattern = re.escape(words[place])
+    uses = list(find_uses(words_of_lines, pattern))
+    query = uses.index(WordUse(words, place))
     if corpus is not None:
-        in_corpus = find_uses(sentences_with(word, corpus, opened), re.escape(word))
+        in_corpus = find_uses(sentences_with(words[place], corpus, opened), pattern)
         new = (use for use in in_corpus if use.words not in words_of_lines)
         uses += islice(new, MOST_USES)
     layer = min(layer, opened.model.config.num_hidden_layers)
@@ -186,26 +195,28 @@ class Expectation(NamedTuple):
 
 def expectations(opened: OpenModel, text: str) -> list[list[Expectation]]:
     """What a biLM with a softmax expects at each word of each line. A word that it does not know counts as `<UNK>`."""
-    arguments = (opened.model, opened.tokenizer, lines_of(text))
+    tokenizer = opened.tokenizer
+    arguments = (opened.model, tokenizer, lines_of(text))
     top_k = min(SHOWN_PREDICTIONS, opened.model.config.vocab_size - 1)
-    ways = [predict_texts(*arguments, top_k, direction) for direction in ("forward", "backward", "both")]
+    predictions = [predict_texts(*arguments, top_k, direction) for direction in ("forward", "backward", "both")]
     lines = []
-    for scores_with_markers, *predictions in zip(score_texts(*arguments), *ways, strict=True):
-        scores = scores_with_markers[1:-1]
-        ids, _ = opened.tokenizer.encode_words([score.word for score in scores])
-        tokens = opened.tokenizer.convert_ids_to_tokens(ids.tolist())
+    for scores, *predictions_of_line in zip(score_texts(*arguments), *predictions, strict=True):
+        scores = scores[1:-1]  # without markers
+        ids, _ = tokenizer.encode_words([score.word for score in scores])
+        tokens = tokenizer.convert_ids_to_tokens(ids.tolist())
         line = []
-        for score, token, *of_word in zip(scores, tokens, *predictions, strict=True):
-            forward, backward, both = (best for _, best in of_word)
-            surprise = bits(score.forward), bits(score.backward)
-            line.append(Expectation(score.word, token, *surprise, forward, backward, both))
+        for score, token, *guesses in zip(scores, tokens, *predictions_of_line, strict=True):
+            _, best = zip(*guesses, strict=True)
+            line.append(Expectation(score.word, token, bits(score.forward), bits(score.backward), *best))
         lines.append(line)
     return lines
 
 
 def bits(log_prob: float | None) -> float:
     """The surprise, -log2 of a probability that is given as its natural logarithm."""
-    return -(log_prob or 0.0) / math.log(2)
+    if log_prob is None:
+        return 0.0
+    return -log_prob / math.log(2)
 
 
 def mixes_of(opened: OpenModel) -> dict[str, tuple[list[float], float]]:
@@ -214,7 +225,8 @@ def mixes_of(opened: OpenModel) -> dict[str, tuple[list[float], float]]:
         return {}
     mixes = {}
     for place, mix in opened.model.mixes().items():
-        mixes[place] = (mix.layer_weights().tolist(), mix.gamma.item())
+        shares = mix.layer_weights().tolist()
+        mixes[place] = (shares, mix.gamma.item())
     return mixes
 
 
@@ -231,25 +243,27 @@ def head_pieces(opened: OpenModel, text: str, question: str | None = "", second:
     if needs_pairs(opened):
         lines_of(second, "second text")
     task = str(opened.task)
-    run = transformers.pipeline(task, model=opened.model, tokenizer=opened.tokenizer)
+    run = pipeline(task, model=opened.model, tokenizer=opened.tokenizer)
     if task == "semantic-role-labeling":
         return role_pieces(run, lines)
-    return pieces("\n".join(lines), FINDERS[task](run, lines, question or "", second or ""))
+    spans = FINDERS[task](run, lines, question or "", second or "")
+    return pieces("\n".join(lines), spans)
 
 
 def role_pieces(run: Any, lines: list[str]) -> list[Piece]:
-    longest = max(len(run.tokenizer.splitter.words(line)) for line in lines)
+    longest = max(map(len, map(run.tokenizer.splitter.words, lines)))
     if longest > LONGEST_SENTENCE:
         limit = f"semantic roles are read of up to {LONGEST_SENTENCE}"
         raise ValueError(f"A line has {longest:,} words; {limit}. Write each sentence on a line of its own.")
     shown: list[Piece] = []
     for line, sentence in zip(lines, run(lines), strict=True):
-        for verb in sentence["verbs"]:
+        verbs = sentence["verbs"]
+        for verb in verbs:
             for role, first, end in role_spans(verb["tags"]):
                 words = " ".join(sentence["words"][first:end])
                 shown.append((f"{words} ", role or None))
             shown.append(("\n", None))
-        if not sentence["verbs"]:
+        if not verbs:
             shown.append((f"{line} (no predicate)\n", None))
     return shown
 
@@ -257,22 +271,24 @@ def role_pieces(run: Any, lines: list[str]) -> list[Piece]:
 def entity_spans(run: Any, lines: list[str], *_: str) -> list[LabeledSpan]:
     labels = run.model.config.id2label.values()
     is_bio = any(str(name).startswith(("B-", "I-")) for name in labels)
-    label = "entity_group" if is_bio else "entity"
-    entities_of_lines = run(lines, aggregation_strategy="simple" if is_bio else "none")
+    strategy, label = ("simple", "entity_group") if is_bio else ("none", "entity")
     spans = []
-    for start, entities in zip(starts(lines), entities_of_lines, strict=False):
+    for start, entities in zip(starts(lines), run(lines, aggregation_strategy=strategy), strict=False):
         for entity in entities:
             spans.append((start + entity["start"], start + entity["end"], entity[label]))
     return spans
 
 
 def answer_spans(run: Any, lines: list[str], question: str, _: str) -> list[LabeledSpan]:
-    answer = run(question=" ".join(lines_of(question, "question")), context="\n".join(lines))
+    words = lines_of(question, "question")
+    answer = run(question=" ".join(words), context="\n".join(lines))
     return [(answer["start"], answer["end"], f"{answer['score']:.0%}")]
 
 
 def class_spans(run: Any, lines: list[str], _: str, second: str) -> list[LabeledSpan]:
-    pair = {"text_pair": " ".join(lines_of(second))} if second.strip() else {}
+    pair = {}
+    if second.strip():
+        pair["text_pair"] = " ".join(lines_of(second))
     spans = []
     for start, line in zip(starts(lines), lines, strict=False):
         result = run({"text": line, **pair})
@@ -309,10 +325,11 @@ def pieces(text: str, spans: Iterable[LabeledSpan]) -> list[Piece]:
     for span in sorted(spans, key=lambda span: span[0] - span[1]):
         start, end, _ = span
         owners[start:end] = [span] * (end - start)
-    cut: list[Piece] = []
-    start = 0
-    for owner, run in groupby(owners):
-        end = start + len(list(run))
-        cut.append((text[start:end], owner and owner[2]))
+    cut = []
+    end = 0
+    for owner, places in groupby(owners):
         start = end
+        end += len(list(places))
+        label = owner[2] if owner else None
+        cut.append((text[start:end], label))
     return cut

@@ -40,7 +40,8 @@ class AnnotatedText(NamedTuple):
 def read_annotated(path: Path) -> AnnotatedText:
     """Reads `X.data.xml` with the senses of `X.gold.key.txt`. Phrases such as `took_place` are split into words."""
     has_suffix = ".data.xml" in path.name
-    keys_path = path.with_name(path.name.replace(".data.xml", ".gold.key.txt"))
+    keys_name = path.name.replace(".data.xml", ".gold.key.txt")
+    keys_path = path.with_name(keys_name)
     if not has_suffix or not path.is_file() or not keys_path.is_file():
         needed = keys_path.name if has_suffix else "X.gold.key.txt"
         raise FileNotFoundError(f"{path}: pass X.data.xml or X.data.xml.gz, with {needed} in its folder.")
