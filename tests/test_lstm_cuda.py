@@ -3,6 +3,7 @@
 triton reads `TRITON_INTERPRET` when it is imported, so the kernels run on CPU if no device was found (`conftest.py`).
 """
 
+import json
 import os
 import re
 import subprocess
@@ -225,6 +226,7 @@ def test_triton_launches_on_the_device_of_the_tensors(monkeypatch):
     assert launched == [1] and current == [0]
 
 
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 SMALL = {"BS": 16, "BH": 16, "BK": 16, "BT": 16, "BP": 16, "BL": 16, "num_warps": 4, "num_stages": 1}
 LAYERS = {  # cells, outputs, running sequences of each step, clips
     "one sequence": (32, 16, [1, 1, 1], 3.0),
@@ -423,3 +425,46 @@ def test_clips_of_half_precision():
     case = LAYERS["clips are hit"]
     expected = outcome_of_layer(StepArithmetic(), case, torch.float64)
     assert max(errors(outcome_of_layer(StepArithmetic(), case, torch.float16), expected)) < 5e-3
+
+
+ARITHMETICS = {"steps": StepArithmetic(), "one barrier": LayerArithmetic(), "grouped": LayerArithmetic(grouped=True)}
+CARD_LAYERS = {  # with the tiles of their size
+    **LAYERS,
+    "tiny": (64, 16, [40, 40, 7, 1], 3.0),
+    "small": (1024, 128, [70, 70, 33, 20, 1], 3.0),
+    "shipped": (1024, 256, [512] * 3 + [300, 17], 3.0),
+    "original": (4096, 512, [40, 40, 12, 1], 3.0),
+}
+
+
+def print_errors_on_a_card(arithmetic, case, dtype, tf32):
+    """The child of the next test."""
+    torch.backends.cuda.matmul.allow_tf32 = tf32
+    layer = CARD_LAYERS[case]
+    if dtype != torch.float32:  # where a value rounds to a bound, or not, by chance
+        layer = *layer[:3], 3.0
+    expected = outcome_of_layer(StepArithmetic(), layer, torch.float64)
+    found = [outcome_of_layer(ARITHMETICS[arithmetic], layer, dtype, device=DEVICE) for _ in range(2)]
+    torch.testing.assert_close(*found, rtol=0, atol=0)  # the same bits
+    print(json.dumps(errors(found[0], expected)))
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("tf32", [False, True], ids=["", "TF32"])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
+@pytest.mark.parametrize("arithmetic", ["one barrier", "grouped"])
+@pytest.mark.parametrize("case", CARD_LAYERS)
+def test_errors_on_a_card(case, arithmetic, dtype, tf32):
+    """Each output and gradient is as near to float64 as that of the steps. A wrong barrier hangs: in a process."""
+    if DEVICE == "cpu" or (tf32 and dtype != "float32"):
+        pytest.skip("needs a GPU, and TF32 is about float32")
+    found = {}
+    for name in ("steps", arithmetic):
+        call = f"test_lstm_cuda.print_errors_on_a_card({name!r}, {case!r}, torch.{dtype}, {tf32})"
+        command = [sys.executable, "-c", f"import test_lstm_cuda, torch; {call}"]
+        environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), str(ROOT / "tests")])}
+        done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120)
+        assert not done.returncode, done.stderr[-2000:]
+        found[name] = json.loads(done.stdout.splitlines()[-1])
+    for layer, steps in zip(found[arithmetic], found["steps"], strict=True):
+        assert layer < 2 * steps + 1e-6, found
