@@ -6,6 +6,7 @@ import json
 import pytest
 import torch
 from bilm_models import save, tiny_model
+from head_models import fails
 
 from modeling_elmo import ELMoForPreTraining, ELMoTokenizer
 from modeling_elmo.run_scripts import minimal_pairs
@@ -77,8 +78,7 @@ def test_shares_are_those_of_sentences_alone(bilm, tmp_path, capsys):
     ],
 )
 def test_wrong_tables(table, options, received, bilm, tmp_path):
-    with pytest.raises(ValueError, match=received):
-        minimal_pairs.main([str(write_table(tmp_path, **table)), "--model", str(bilm), *options])
+    fails(received, minimal_pairs.main, [str(write_table(tmp_path, **table)), "--model", str(bilm), *options])
 
 
 def write_rows(folder, rows):
@@ -97,7 +97,7 @@ def test_other_formats(bilm, tmp_path):
     rows[0]["phenomenon"], rows[1]["phenomenon"] = 0, " 0"
     assert shares(write_rows(tmp_path, rows), bilm)["0"]["pairs"] == 2
     for name, value in (("good", 5), ("phenomenon", ["a"])):
-        with pytest.raises(ValueError, match=f"pairs.jsonl, line 1 has no '{name}'"):
-            shares(write_rows(tmp_path, [rows[0] | {name: value}]), bilm)
-    with pytest.raises(ValueError, match=r"pairs.txt: unknown suffix; pass a table that ends in .tsv, .csv, .jsonl"):
-        shares(tmp_path / "pairs.txt", bilm)
+        fails(f"pairs.jsonl, line 1 has no '{name}'", shares, write_rows(tmp_path, [rows[0] | {name: value}]), bilm)
+    fails(
+        r"pairs.txt: unknown suffix; pass a table that ends in .tsv, .csv, .jsonl", shares, tmp_path / "pairs.txt", bilm
+    )

@@ -11,6 +11,7 @@ from unittest.mock import MagicMock
 import pytest
 import torch
 from bilm_models import save
+from head_models import fails
 from huggingface_hub import ModelCard
 from huggingface_hub.utils import filter_repo_objects
 from safetensors.torch import load_file
@@ -151,8 +152,7 @@ def test_missing_fields_of_the_card_are_told(front, options, expected, folder, t
 
 def test_front_matter_that_is_not_yaml(folder, trusting):
     (folder / "README.md").write_text("---\nlicense: [\n---\n", "utf-8")
-    with pytest.raises(ValueError, match=r"front matter of README\.md is not YAML: (?s:.*) Correct it\."):
-        send(folder)
+    fails(r"front matter of README\.md is not YAML: (?s:.*) Correct it\.", send, folder)
 
 
 def test_pushing(folder, hub, trusting):
@@ -176,8 +176,7 @@ def test_a_card_is_written_again_for_the_repository(folder, trusting):
     assert (found / "README.md").read_text("utf-8") == renamed != card
 
     (folder / "README.md").write_text(card + "\nBy hand, of trained.\n", "utf-8")
-    with pytest.raises(ValueError, match=r"trained/README\.md .*'someone/elmo-xy' in place of 'trained'"):
-        send(folder)
+    fails(r"trained/README\.md .*'someone/elmo-xy' in place of 'trained'", send, folder)
     (folder / "README.md").write_text(renamed + "\nBy hand, of trained.\n", "utf-8")
     found = send(folder, "--output_dir", str(folder.parent / "kept"))
     assert (found / "README.md").read_text("utf-8") == renamed + "\nBy hand, of trained.\n"
@@ -262,8 +261,7 @@ def test_a_link_that_leaves_the_folder(folder, hub, trusting, linked):
     shutil.rmtree(folder / "results")
     (folder / linked).symlink_to(outside if linked == "results" else outside / "notes.md")
     for call in (lambda: send(folder, "--push"), lambda: publishing.push(folder, "someone/elmo-xy", "message")):
-        with pytest.raises(ValueError, match=r"is a link to .*outside.*notes\.md, outside the folder"):
-            call()
+        fails(r"is a link to .*outside.*notes\.md, outside the folder", call)
     assert not hub.called
 
 

@@ -13,6 +13,7 @@ import pytest
 import torch
 from accelerate.state import AcceleratorState
 from bilm_models import save
+from head_models import fails
 from huggingface_hub.errors import StrictDataclassError
 from pretraining_worker import LINES, MODEL, assert_same, contents, options_of, pretrain, train
 from safetensors.torch import load_file
@@ -123,10 +124,8 @@ def test_each_process_on_its_own_is_refused(tmp_path, monkeypatch):
     monkeypatch.setenv("WORLD_SIZE", "2")
     for program in (run_pretraining, perplexity):
         monkeypatch.setattr(program, "has_accelerator", lambda: True)  # else it would wait for the second process
-    with pytest.raises(ValueError, match="2 processes were started .WORLD_SIZE., but this run has 1"):
-        pretrain(tmp_path, **SHORT, use_cpu=False)
-    with pytest.raises(ValueError, match="2 processes were started .WORLD_SIZE., but this run has 1"):
-        measure(tmp_path)
+    fails("2 processes were started .WORLD_SIZE., but this run has 1", pretrain, tmp_path, **SHORT, use_cpu=False)
+    fails("2 processes were started .WORLD_SIZE., but this run has 1", measure, tmp_path)
     assert not (tmp_path / "run").exists()
 
 
@@ -152,8 +151,7 @@ def test_a_checkpoint_of_another_run_is_refused(options, message, base, tmp_path
     if message is None:
         assert pretrain(tmp_path, **options).progress.step == 16
         return
-    with pytest.raises(ValueError, match=message):
-        pretrain(tmp_path, **options)
+    fails(message, pretrain, tmp_path, **options)
     assert not list((tmp_path / "run").glob("checkpoint-16"))
 
 
@@ -269,8 +267,7 @@ def test_a_checkpoint_without_its_softmax_gets_one(tmp_path):
 def test_accelerates_own_half_precision_is_refused(tmp_path, monkeypatch):
     monkeypatch.setenv("ACCELERATE_MIXED_PRECISION", "fp16")
     AcceleratorState._reset_state(reset_partial_state=True)  # one for all runs of a process
-    with pytest.raises(ValueError, match="mixed_precision 'fp16'; pass 'no' or 'bf16'"):
-        pretrain(tmp_path, max_steps=1)
+    fails("mixed_precision 'fp16'; pass 'no' or 'bf16'", pretrain, tmp_path, max_steps=1)
     AcceleratorState._reset_state(reset_partial_state=True)
 
 
@@ -340,8 +337,9 @@ def test_push_to_hub(tmp_path, monkeypatch):
     """`test_push_to_hub.py` tests which files are sent."""
     hub = MagicMock()
     monkeypatch.setattr(publishing, "HfApi", hub)
-    with pytest.raises(ValueError, match="--hub_model_id: .*'elmo tiny'. Pass USER/NAME."):
-        pretrain(tmp_path, hub_model_id="elmo tiny", push_to_hub=True)
+    fails(
+        "--hub_model_id: .*'elmo tiny'. Pass USER/NAME.", pretrain, tmp_path, hub_model_id="elmo tiny", push_to_hub=True
+    )
     options = {"hub_model_id": "someone/elmo-tiny", "hub_private_repo": True, "hub_token": "a-token"}
     pretrain(tmp_path, **SHORT, **options, push_to_hub=True, report_to="tensorboard")
     hub.assert_called_once_with(token="a-token")

@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from head_models import fails
 from task_worker import (
     FIXTURES,
     LEARNING,
@@ -387,8 +388,7 @@ def test_a_score_that_needs_no_learning_is_told(task, shown, place, tmp_path, ca
 
 def test_a_training_that_diverges_says_so(place, tmp_path):
     options = {"learning_rate": 1e38, "max_grad_norm": 0.0, "max_steps": 1, "test_file": None, "output_dir": tmp_path}
-    with pytest.raises(ValueError, match="training diverged. Pass a smaller learning rate"):
-        train_head("coref", place("coref"), **options)
+    fails("training diverged. Pass a smaller learning rate", train_head, "coref", place("coref"), **options)
 
 
 def test_a_question_that_fills_the_window(tmp_path):
@@ -396,8 +396,15 @@ def test_a_question_that_fills_the_window(tmp_path):
     questions = questions_of("train")[:3]
     questions[1]["question"] = "why " * 30
     path = write_questions(tmp_path / "train.jsonl", questions)
-    with pytest.raises(ValueError, match=f"Question {questions[1]['id']} has 30 words.*--max_seq_length 40"):
-        train_head("qa", tmp_path, **WINDOWS, train_file=path, max_steps=1)
+    fails(
+        f"Question {questions[1]['id']} has 30 words.*--max_seq_length 40",
+        train_head,
+        "qa",
+        tmp_path,
+        **WINDOWS,
+        train_file=path,
+        max_steps=1,
+    )
 
 
 @pytest.mark.parametrize(
@@ -415,8 +422,7 @@ def test_a_question_that_fills_the_window(tmp_path):
 )
 def test_options_that_are_refused(task, options, message, tmp_path):
     bilm(tmp_path / "bilm")
-    with pytest.raises(ValueError, match=message):
-        train_head(task, tmp_path, **options)
+    fails(message, train_head, task, tmp_path, **options)
 
 
 def test_output_folders_that_are_refused(tmp_path):

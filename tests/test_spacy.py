@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from head_models import fails
 from numpy.testing import assert_allclose
 
 spacy = pytest.importorskip("spacy")
@@ -198,8 +199,7 @@ def test_other_fields_of_a_saved_pipeline(pipeline, nlp, model_dir, tmp_path, mo
         ("width", 32, "Attempt to change dimension 'nO' .* from 32 to 16"),
         ("scalar_mix_mode", 7, "`scalar_mix_mode` is 7; pass .* a layer number from 0 to 2"),
     ):
-        with pytest.raises(ValueError, match=message):
-            load(**{field: value})
+        fails(message, load, **{field: value})
     monkeypatch.chdir(Path(model_dir).parent)
     loaded = load(batch_tokens=100, name=Path(model_dir).name)  # another path of the same folder
     assert loaded.get_pipe("elmo").model.layers[0].shims[0]._model.batch_tokens == 100
@@ -209,15 +209,11 @@ def test_other_fields_of_a_saved_pipeline(pipeline, nlp, model_dir, tmp_path, mo
 def test_mistakes(pipeline, nlp, tmp_path):
     with pytest.raises(FileNotFoundError, match=f"{tmp_path} has no config.json"):
         pipeline(name=str(tmp_path)).initialize()
-    with pytest.raises(ValueError, match="scalar_mix_mode.*'last' is not.*'learned', 'average', 'top'"):
-        pipeline(scalar_mix_mode="last")
-    with pytest.raises(ValueError, match="name\tmissing required argument"):
-        spacy.blank("en").add_pipe("elmo")
-    with pytest.raises(ValueError, match="width is 512, but .*elmo-tiny has vectors of 16 numbers; pass 16"):
-        pipeline(width=512).initialize()
+    fails("scalar_mix_mode.*'last' is not.*'learned', 'average', 'top'", pipeline, scalar_mix_mode="last")
+    fails("name\tmissing required argument", spacy.blank("en").add_pipe, "elmo")
+    fails("width is 512, but .*elmo-tiny has vectors of 16 numbers; pass 16", pipeline(width=512).initialize)
     nlp.vocab.set_vector("chess", np.ones(300))
-    with pytest.raises(ValueError, match=r"\(16,\) and \(300,\)"):
-        nlp("Chess")[0].similarity(nlp.vocab["chess"])
+    fails(r"\(16,\) and \(300,\)", nlp("Chess")[0].similarity, nlp.vocab["chess"])
 
 
 def test_a_long_text_without_sentences_is_warned_of(pipeline, caplog):
