@@ -156,27 +156,20 @@ def test_scores_of_tasks_are_those_of_the_results():
         [float(number) for number in re.findall(SCORE, row)[:4]] for row in re.findall(r"^\| .*± .*", table, re.M)
     ]
     text = DOCUMENTS["README.md"].replace("**", "")
-    rows = re.findall(rf"^\| (.*?) \| ({SCORE} ± {SCORE}) \| ({SCORE} ± {SCORE}) \|", text, re.M)
+    rows = re.findall(rf"^\| .*? \| ({SCORE}) ± ({SCORE}) \| ({SCORE}) ± ({SCORE}) \|", text, re.M)
     assert len(rows) == 7
-    for title, without, with_elmo in rows:
-        shown = [float(number) for number in re.findall(SCORE, f"{without} {with_elmo}")]
-        assert any(shown == pytest.approx(row, abs=0.051) for row in measured), title
+    for row in rows:
+        assert any([*map(float, row)] == pytest.approx(other, abs=0.051) for other in measured), row
 
 
 def test_the_map_names_every_folder():
     tree = re.search(r"(^    \S.*/ .*\n(^    .*\n)+)", DOCUMENTS["CONTRIBUTING.md"], re.MULTILINE)
-    named, parents = [], []
+    named, parents = {"run_scripts/benchmarks/peers"}, []  # which is on the line of its parent
     for spaces, folder in re.findall(r"^    ( *)(\w+)/ ", tree[1], re.MULTILINE):
         parents[len(spaces) // 2 :] = [folder]
-        named.append("/".join(parents))
-    code = {
-        path.parent
-        for folder in ("modeling_elmo", "tokenization", "run_scripts")
-        for path in (ROOT / folder).rglob("*.py")
-    }
-    on_a_line_of_its_parent = {"run_scripts/benchmarks/peers"}
-    expected = {path.relative_to(ROOT).as_posix() for path in code} - on_a_line_of_its_parent
-    assert sorted(named) == sorted(expected | {"docs", "model_cards", "tests"})
+        named.add("/".join(parents))
+    files = [file for room in ("modeling_elmo", "tokenization", "run_scripts") for file in (ROOT / room).rglob("*.py")]
+    assert named == {file.parent.relative_to(ROOT).as_posix() for file in files} | {"docs", "model_cards", "tests"}
 
 
 def run_blocks(name: str) -> tuple[dict[str, Any], int]:

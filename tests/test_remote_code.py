@@ -43,8 +43,7 @@ def classes_of(name: str) -> dict[str, str]:
     return DEFAULTS | ({OTHERS[name]: name} if name in OTHERS else {})
 
 
-def assert_same(found: torch.Tensor, expected: torch.Tensor):
-    torch.testing.assert_close(found, expected, rtol=0, atol=1e-6)
+assert_same = partial(torch.testing.assert_close, rtol=0, atol=1e-6)
 
 
 @pytest.fixture(scope="module")

@@ -358,25 +358,24 @@ def test_adagrad_continues_with_the_accumulators_of_a_tensorflow_checkpoint(kind
     source = FIXTURES / "bilm_tf_checkpoint" / kind
     model = convert_checkpoint(TensorFlowCheckpoint, source, tmp_path / "model", optimizer_state=True)
     given = load_file(model / OPTIMIZER_STATE)
-    options = ["--train_file", str(source / "text.txt"), "--is_split_into_words", "--context", "stream"]
-    options += ["--per_device_train_batch_size", "2", "--unroll_steps", "10", "--max_steps", "1", "--report_to", "none"]
+    options = {"context": "stream", "per_device_train_batch_size": 2, "unroll_steps": 10, "max_steps": 1}
+    options |= {"train_file": source / "text.txt", "validation_file": None}
 
-    def accumulators(name: str, *more: str) -> list[torch.Tensor]:
-        new = ["--model_name_or_path", str(model), "--output_dir", str(tmp_path / name), "--use_cpu", *more]
-        training = run_pretraining.main([*options, *new])
+    def accumulators(name: str, **more) -> list[torch.Tensor]:
+        training = train(further_options(tmp_path, model, output_dir=tmp_path / name, **options, **more))
         state = training.optimizers[0].state
-        return [state[p]["sum"] for p in training.plain_model.parameters()] if "adagrad" in more else []
+        return [state[parameter].get("sum") for parameter in training.plain_model.parameters()]
 
-    continued = accumulators("continued", "--optim", "adagrad")
+    continued = accumulators("continued")
     assert f"Adagrad continues with the accumulators of {model / OPTIMIZER_STATE}.\n" in capsys.readouterr().out
-    accumulators("other")
+    accumulators("other", optim="adamw")
     assert f"{model / OPTIMIZER_STATE} is for --optim adagrad; adamw begins without it." in capsys.readouterr().out
-    (tmp_path / "vocab.txt").write_text((source / "vocab.txt").read_text() + "more\n")
-    extended = ["--vocabulary", "extend", "--vocabulary_file", str(tmp_path / "vocab.txt")]
-    accumulators("more", "--optim", "adagrad", *extended)
+    words = tmp_path / "vocab.txt"
+    words.write_text((source / "vocab.txt").read_text() + "more\n")
+    accumulators("more", vocabulary="extend", vocabulary_file=words)
     assert "except for " in (told := capsys.readouterr().out) and "softmax.weight, softmax.bias." in told
     (model / OPTIMIZER_STATE).unlink()
-    fresh = accumulators("fresh", "--optim", "adagrad")
+    fresh = accumulators("fresh")
     assert "accumulators" not in capsys.readouterr().out
     names = ELMoForPreTraining.from_pretrained(model).state_dict()
     for name, with_original, without in zip(names, continued, fresh, strict=True):  # of the same squared gradients

@@ -26,6 +26,7 @@ from task_worker import (
     predictions_of,
     questions_of,
     read_json,
+    role_sentences_of,
     sentences_of,
     tagger_options,
     train_head,
@@ -41,6 +42,7 @@ from modeling_elmo.run_scripts.fine_tuning.head import BasicHeadArguments
 from modeling_elmo.run_scripts.fine_tuning.metrics import answer_scores, tagging_scores
 from modeling_elmo.run_scripts.fine_tuning.tasks import task_class
 from modeling_elmo.run_scripts.fine_tuning.tasks.coreference import Coreference, CoreferenceArguments
+from modeling_elmo.run_scripts.fine_tuning.tasks.semantic_roles import predicate_scores, role_scores
 from modeling_elmo.run_scripts.fine_tuning.trainer import last_checkpoint
 
 LITBANK = {split: TASKS / f"litbank_{split}.conll" for split in ("train", "dev", "test")}
@@ -163,8 +165,18 @@ def test_answers(place):
 
 def test_roles(place):
     folder = place("srl") / "run"
+    record, rows = read_json(folder / "record.json"), predictions_of(folder / "predictions_test.jsonl")
+    assert (record["task"], record["metric"]) == ("semantic-role-labeling", "f1")
+    settings = record["settings"]
+    assert (settings["elmo_placement"], settings["scalar_mix_l2"], settings["max_length"]) == ("input", 0.001, 102)
+    verbs = [verb for row in rows for verb in row["verbs"]]
+    expected = role_scores([verb["tags"] for verb in verbs], [verb["gold_tags"] for verb in verbs])
+    expected |= predicate_scores(*([row[key] for row in rows] for key in ("predicted_predicates", "predicates")))
+    assert record["metrics"]["test"].items() >= expected.items() and 0 < expected["f1"] < 1
+    sentences = [words for words, *_ in role_sentences_of(TASKS / "propbank_test.tsv")]
+    assert [row["words"] for row in rows] == sentences
     labeler = pipeline("semantic-role-labeling", model=str(folder), trust_remote_code=True)
-    for row in predictions_of(folder / "predictions_test.jsonl"):
+    for row in rows:
         found = labeler(row["words"], is_split_into_words=True, predicates=row["predicates"])
         assert found["words"] == row["words"]
         for verb, expected in zip(found["verbs"], row["verbs"], strict=True):

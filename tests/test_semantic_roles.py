@@ -19,7 +19,6 @@ from task_worker import (
     bilm,
     experiment,
     predictions_of,
-    read_json,
     role_sentences_of,
     written,
 )
@@ -45,19 +44,6 @@ SENTENCES = [  # words; index and tags of each predicate
     (["Rain"], []),
     (["Stop", "now"], [(0, "B-V B-ARGM-TMP")]),
 ]
-
-
-def label(folder: Path, **options) -> list[dict]:
-    return experiment("srl", folder, **options)
-
-
-@pytest.fixture(scope="module")
-def place(tmp_path_factory) -> Path:
-    folder = tmp_path_factory.mktemp("srl")
-    bilm(folder / "bilm")
-    sizes = {"config_overrides": {"task_hidden_size": 24}}
-    label(folder, **LEARNING, **sizes, num_train_epochs=3, per_device_train_batch_size=10)
-    return folder
 
 
 def write_sentences(path: Path, sentences=SENTENCES) -> str:
@@ -468,29 +454,7 @@ def test_a_marker_that_a_sentence_spells_is_no_word_of_a_role(tmp_path):
     assert verb["tags"] == ["B-ARG0", "B-ARG0", "O"]
 
 
-def test_scores_are_those_of_the_predictions(place):
-    record = read_json(place / "run" / "record.json")
-    assert (record["task"], record["metric"]) == ("semantic-role-labeling", "f1")
-    settings = record["settings"]
-    assert (settings["elmo_placement"], settings["scalar_mix_l2"], settings["max_length"]) == ("input", 0.001, 102)
-    for split, name in (("validation", "dev"), ("test", "test")):
-        rows = predictions_of(place / "run" / f"predictions_{split}.jsonl")
-        sentences = role_sentences_of(TASKS / f"propbank_{name}.tsv")
-        assert [(row["words"], len(row["verbs"])) for row in rows] == [(each[0], len(each[2])) for each in sentences]
-        verbs = [verb for row in rows for verb in row["verbs"]]
-        expected = role_scores([verb["tags"] for verb in verbs], [verb["gold_tags"] for verb in verbs])
-        expected |= predicate_scores(*([row[key] for row in rows] for key in ("predicted_predicates", "predicates")))
-        scores = record["metrics"][split]
-        assert scores.items() >= expected.items() and {"verb", "noun"} <= scores["per_kind"].keys()
-        assert 0 < scores["f1"] < 1 and 0 < scores["predicate_f1"] < 1
-
-
 # The rules of scores
-
-
-def scored(predicted: str, gold: str) -> tuple[float, float, float]:
-    scores = role_scores([predicted.split()], [gold.split()])
-    return scores["precision"], scores["recall"], scores["span_f1"]
 
 
 @pytest.mark.parametrize(
@@ -511,7 +475,8 @@ def scored(predicted: str, gold: str) -> tuple[float, float, float]:
     ],
 )
 def test_rules_by_hand(predicted, gold, expected):
-    assert scored(predicted, gold) == pytest.approx(expected)
+    scores = role_scores([predicted.split()], [gold.split()])
+    assert (scores["precision"], scores["recall"], scores["span_f1"]) == pytest.approx(expected)
 
 
 def test_all_scores_by_hand():
@@ -555,10 +520,6 @@ def test_predicates_by_hand():
     assert predicate_scores([[]], [[]]) == dict.fromkeys(scores, 0.0)
 
 
-def changed_tags(tags: list[str], known: list[str], share: float, chance: random.Random) -> list[str]:
-    return [chance.choice(known) if chance.random() < share else tag for tag in tags]
-
-
 @pytest.mark.parametrize(
     "name, share, right, excess, missed",
     [("train", 0.1, 169, 110, 38), ("dev", 0.05, 64, 18, 5), ("test", 0.02, 54, 8, 3)],
@@ -567,7 +528,7 @@ def test_figures_of_the_published_script(name, share, right, excess, missed):
     """`srl-eval.pl` (version of 2005/04/21) counted these arguments of the sample with changed tags."""
     gold = [tags for _, row in role_rows(Path(TASKS, f"propbank_{name}.tsv")) for tags in row["predicate_tags"]]
     known, chance = sorted({tag for tags in gold for tag in tags}), random.Random(name)
-    predicted = [changed_tags(tags, known, share, chance) for tags in gold]
+    predicted = [[chance.choice(known) if chance.random() < share else tag for tag in tags] for tags in gold]
     scores = role_scores(predicted, gold)
     assert scores["precision"] == pytest.approx(right / (right + excess))
     assert scores["recall"] == pytest.approx(right / (right + missed))
@@ -579,11 +540,12 @@ def test_figures_of_the_published_script(name, share, right, excess, missed):
 
 
 @pytest.mark.slow
-def test_cached_layers_give_the_same_roles_and_a_sentence_is_stored_once(place, tmp_path):
+def test_cached_layers_give_the_same_roles_and_a_sentence_is_stored_once(tmp_path):
+    bilm(tmp_path / "bilm")
     training = {"num_train_epochs": 1, "config_overrides": WITHOUT_DROPOUT, "per_device_train_batch_size": 20}
     found = []
     for name, options in (("computed", {}), ("stored", {"cache_features": True})):
-        (record,) = label(place, **training, **LEARNING, output_dir=tmp_path / name, **options)
+        (record,) = experiment("srl", tmp_path, **training, **LEARNING, output_dir=tmp_path / name, **options)
         found.append((record["layer_weights"]["input"], predictions_of(tmp_path / name / "predictions_test.jsonl")))
     (weights, rows), (other_weights, others) = found
     assert weights == pytest.approx(other_weights, abs=1e-5)

@@ -446,6 +446,9 @@ def test_train_new_from_iterator():
         5,
         special_tokens_map={"<S>": "<s>"},
     )
+
+
+def test_training_counts_words_that_are_cut():
     cut = ELMoTokenizer(max_word_length=8, cut_before_lookup=True).train_new_from_iterator(["extraordinary"], 9)
     assert cut.encode_words(["extraordinary", "extrao"])[0].tolist() == [4, 4]
 
@@ -560,12 +563,8 @@ def test_decomposed_words_are_told_once(warnings_of_transformers, options):
 
 def corpus_ids(tokenizer: ELMoTokenizer) -> list:
     words = [*SENTENCES[::20], SPECIAL_LOOK_ALIKES, VOCABULARY, ["cat", "[E]"]]
-    texts = [" ".join(text) for text in words]
-    return [
-        [value if isinstance(value, list) else value.tolist() for value in tokenizer(text, **options).values()]
-        for given_texts, options in ((words, GIVEN), (texts, {}))
-        for text in given_texts
-    ]
+    batches = tokenizer(words, **GIVEN, padding=True), tokenizer([" ".join(text) for text in words], padding=True)
+    return [np.asarray(value).tolist() for batch in batches for value in batch.values()]
 
 
 OPTIONS = [

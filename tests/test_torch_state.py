@@ -51,14 +51,17 @@ PRIVATE = {  # each private name, and whether a warning names it: where the proc
 }
 
 
+def forget():
+    for function in FORGETFUL:
+        function.cache_clear()
+
+
 @pytest.fixture
 def forgetful():
     """Nothing that was found about torch is remembered before and after the test."""
-    for function in FORGETFUL:
-        function.cache_clear()
+    forget()
     yield
-    for function in FORGETFUL:
-        function.cache_clear()
+    forget()
 
 
 def make_model(cls=ELMoModel, **options):
@@ -100,8 +103,7 @@ def test_a_private_name_that_torch_changed(name, change, tmp_path, monkeypatch, 
             raise AttributeError(found)
         return lambda _new_argument, /, *_: None
 
-    for function in FORGETFUL:
-        function.cache_clear()
+    forget()
     monkeypatch.setattr(torch_state, "reduce", look_up)
     caplog.clear()
     assert_close(loaded_and_used(tmp_path), expected, rtol=1e-4, atol=1e-5)
@@ -183,13 +185,11 @@ def test_a_mode_sees_public_operators():
 
 
 def test_hooks_of_all_modules_see_linear_layers():
-    model, seen = make_model(), []
-    handle = torch.nn.modules.module.register_module_forward_hook(lambda module, *_: seen.append(module))
-    try:
-        model(**INPUTS)
-    finally:
-        handle.remove()
-    assert {id(module) for module in model.modules() if isinstance(module, torch.nn.Linear)} <= {*map(id, seen)}
+    model, seen = make_model(), set()
+    handle = torch.nn.modules.module.register_module_forward_hook(lambda module, *_: seen.add(module))
+    model(**INPUTS)
+    handle.remove()
+    assert {module for module in model.modules() if isinstance(module, torch.nn.Linear)} <= seen
 
 
 def test_subclasses_of_tensors_are_seen():

@@ -115,14 +115,14 @@ def test_equally_near_senses_count_by_their_share():
 def test_reading():
     text = read_annotated(TRAIN)
     assert len(text.sentences) == 70
-    assert text.sentences[0][:1] and all(all(word and "_" not in word for word in words) for words in text.sentences)
+    assert all(word and "_" not in word for words in text.sentences for word in words)
     phrases = [each for each in text.instances if each.end - each.start > 1]
     assert sum("_" in each.lemma[0] for each in phrases) == 27  # and names, whose lemma is `person` or so
     for each in text.instances:
-        assert each.end <= len(text.sentences[each.sentence]) and each.senses
+        assert each.end <= len(text.sentences[each.sentence])
         assert any(sense.split("%")[0] == each.lemma[0] for sense in each.senses)  # a key begins with its lemma
-    inventory = read_inventory(INVENTORY)
-    assert inventory["make", "VERB"][0].startswith("make%2:") and len(inventory["make", "VERB"]) > 20
+    senses = read_inventory(INVENTORY)["make", "VERB"]
+    assert senses[0].startswith("make%2:") and len(senses) > 20
 
 
 def test_the_legend_has_the_most_typical_use_of_each_sense(monkeypatch):
