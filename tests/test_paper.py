@@ -3,6 +3,7 @@
 import json
 import re
 import shutil
+from importlib import import_module
 from pathlib import Path
 from unittest.mock import patch
 
@@ -25,13 +26,8 @@ from modeling_elmo.run_scripts.experiments.paper import (
 from modeling_elmo.run_scripts.experiments.paper_page import PAGE_BEGIN, PAGE_END, paper_page, update_page
 from modeling_elmo.run_scripts.experiments.reports import write_records
 from modeling_elmo.run_scripts.fine_tuning.data import DataArguments, split_sources
-from modeling_elmo.run_scripts.fine_tuning.tasks.tagging import TaggingDataArguments
-from modeling_elmo.run_scripts.pretraining.corpus import CorpusArguments
-from modeling_elmo.run_scripts.pretraining.loop import PretrainingArguments
-from modeling_elmo.run_scripts.pretraining.starting_model import ModelArguments
+from modeling_elmo.run_scripts.modeling_elmo_cli import PROGRAMS
 from modeling_elmo.run_scripts.program.command_line import ProgramParser
-from modeling_elmo.run_scripts.run_pretraining import HubArguments
-from modeling_elmo.run_scripts.vectors.layer_sources import LayerSourceArguments
 
 SHIPPED = Path(__file__).parents[1] / "model_cards"
 ENTITIES = {
@@ -244,26 +240,30 @@ def test_the_shipped_plan_names_options_that_exist(place):
     for entry in plan:
         experiment = planned_in(place, entry)
         assert len(experiment.commands) == entry.get("folds", 1)
-        for command in experiment.commands:
-            check_command(command[command.index("-m") + 2 :], entry, experiment, output)
+        for options in map(parsed, experiment.commands):
+            written_to = options.get("output_dir") or options["output"]
+            assert Path(written_to).is_relative_to(output / entry["name"])
+            if entry["program"].startswith("reproduce"):
+                arms = {"1": 2, "2": 5, "3": 3, "domain": 1, "figure 1": 6}[entry["table"]]
+                assert experiment.runs == entry.get("folds", options["seeds"]) and len(experiment.arms) == arms
+                assert options["reuse_from"] == [str(output)]
 
 
-def check_command(words, entry, experiment, output):
-    if entry["program"].startswith("reproduce"):
-        task = reproduce.task_class(words[1])
-        groups = (reproduce.HeadArguments, task.arguments_class, reproduce.ExperimentArguments)
-        *parsed, training = ProgramParser(*groups, task.training_arguments_class).parse(words[2:])
-        arms = {"1": 2, "2": 5, "3": 3, "domain": 1, "figure 1": 6}[entry["table"]]
-        assert experiment.runs == entry.get("folds", parsed[2].seeds) and len(experiment.arms) == arms
-        assert parsed[2].reuse_from == [str(output)]
-        assert training.output_dir == str(output / entry["name"])
-    elif entry["program"] == "pretrain":
-        groups = ModelArguments, CorpusArguments, PretrainingArguments, HubArguments
-        *_, training, _ = ProgramParser(*groups).parse(words[1:])
-        assert training.output_dir == str(output / entry["name"] / "bilm")
-    elif entry["program"] == "probe":
-        parsed, _ = ProgramParser(LayerSourceArguments, TaggingDataArguments).parse(words[1:])
-        assert parsed.output == str(output / entry["name"] / "results" / "probe.json")
+def parsed(command: list[str]) -> dict:
+    """The options that the program of a command reads, without running it."""
+    program, *words = command[command.index("-m") + 2 :]
+    parse, found = ProgramParser.parse, {}
+
+    def parse_and_stop(self, arguments):
+        groups = parse(self, arguments)
+        for group in groups if isinstance(groups, tuple) else [groups]:
+            found.update(vars(group))
+        raise KeyboardInterrupt
+
+    main = import_module(f"modeling_elmo.run_scripts.{PROGRAMS[program][0]}").main
+    with patch.object(ProgramParser, "parse", parse_and_stop), pytest.raises(KeyboardInterrupt):
+        main(words)
+    return found
 
 
 def test_folds_divide_all_files(tmp_path):
