@@ -70,12 +70,12 @@ class ELMoForCausalLM(ELMoForPreTraining):
             raise ValueError(f"`logits_to_keep` is {logits_to_keep!r}; pass a number of positions, 0 for all.")
         labels = on_host(labels)
         batch = self.elmo.read_tokens(on_host(character_ids), input_ids, attention_mask)
-        states = starting_states(self.config, None, batch.words_UP, len(batch.mask_BT))
-        start = states_of_sequences(states, 0, batch.packing.rows_S)
+        states = starting_states(self.config, None, batch.words_UP, batch.shape[0])
+        start = states_of_sequences(states, 0, batch.rows_S)
         packed_outputs, *_ = self.elmo.forward_lstm(batch.left_to_right(), *start)
         outputs = []  # in reading order
         for output_NP in packed_outputs:
-            outputs.append(torch.empty_like(output_NP).index_copy(0, batch.packing.forward_N, output_NP))
+            outputs.append(torch.empty_like(output_NP).index_copy(0, batch.forward_N, output_NP))
         loss = logits = None
         if labels is not None:
             predictions = [(outputs[-1], shifted_targets(labels, 0, batch, self.config))]
@@ -83,13 +83,13 @@ class ELMoForCausalLM(ELMoForPreTraining):
         elif self.training and torch.is_grad_enabled():
             self._warn_without_labels()
         if labels is None or not self.training:
-            first = max(0, batch.mask_BT.shape[1] - logits_to_keep) if logits_to_keep else 0
+            first = max(0, batch.shape[1] - logits_to_keep) if logits_to_keep else 0
             top_NP = F.dropout(outputs[-1], self.config.dropout, self.training)
-            kept_NP = top_NP[batch.packing.positions_N % batch.mask_BT.shape[1] >= first]
+            kept_NP = top_NP[batch.positions_N % batch.shape[1] >= first]
             some = kept_NP.split(max(1, CHUNK_LOGITS // self.config.vocab_size))
             logits = pad(torch.cat([self.softmax(each_MP) for each_MP in some]), batch.mask_BT[:, first:])
         show = self.config.output_hidden_states if output_hidden_states is None else output_hidden_states
-        layers = [batch.words_UP[batch.index_N], *outputs] if show else []
+        layers = [F.embedding(batch.index_N, batch.words_UP), *outputs] if show else []
         hidden_states = tuple(pad(layer_NP, batch.mask_BT) for layer_NP in layers) or None
         return CausalLMOutput(loss=loss, logits=logits, hidden_states=hidden_states)
 

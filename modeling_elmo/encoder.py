@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from transformers.utils import logging
 
 from .configuration_elmo import ELMoConfig
-from .inputs import check_range, token_mask
+from .inputs import PackedBatch, check_range, on_host, pack, token_mask
 from .kernels.products import remembered, sample_of
 from .kernels.torch_state import is_hooked, to_device, version
 
@@ -139,9 +139,8 @@ class VocabularyCacheMixin:
     compute_words: Callable[[Tensor], Tensor]
 
     def word_ids(self, character_ids: Tensor, input_ids: Tensor) -> Tensor:
-        """All ids that a word's vector depends on: its word id, if the model has word vectors, then its characters."""
-        ids = [] if self.word_embeddings is None else [input_ids[..., None]]
-        return torch.cat(ids if self.char_encoder is None else [*ids, character_ids], dim=-1)
+        """`ids_of_words` of this model."""
+        return ids_of_words(self.config, character_ids, input_ids)
 
     def encode_words(self, words_UX: Tensor) -> Tensor:
         """Token vectors `(..., projection_size)` of rows of ids: the word id, if used, before the characters.
@@ -238,6 +237,28 @@ class VocabularyCacheMixin:
 
     def _word_parameters(self) -> list[nn.Parameter]:
         return [parameter for part in self.token_encoder() for parameter in part.parameters()]
+
+
+def ids_of_words(config: ELMoConfig, character_ids: Any, input_ids: Any) -> Tensor:
+    """All ids that a word's vector depends on: its word id, if the model has word vectors, then its characters."""
+    ids = [input_ids[..., None]] if config.word_embedding_size else []
+    return torch.cat([*ids, character_ids] if config.char_vocab_size else ids, dim=-1)
+
+
+def pack_words(
+    config: ELMoConfig, character_ids=None, input_ids=None, attention_mask=None, token_type_ids=None
+) -> PackedBatch:
+    """Checks the inputs of `ELMoModel.forward` but the range of ids, and packs the tokens and the distinct words.
+
+    The host does it, and needs no model: a process that loads data can do it while a device computes.
+    """
+    character_ids, attention_mask, token_type_ids = map(on_host, (character_ids, attention_mask, token_type_ids))
+    input_ids = on_host(input_ids) if config.word_embedding_size else input_ids
+    mask_BT = token_mask(config, character_ids, input_ids, attention_mask, token_type_ids)
+    batch = pack(mask_BT, token_type_ids)
+    words_NX = ids_of_words(config, character_ids, input_ids).flatten(0, 1)[batch.positions_N]
+    batch.ids_UX, batch.index_N = distinct_rows(words_NX)
+    return batch
 
 
 def row_hashes(rows_NX: Tensor) -> Tensor:

@@ -1,24 +1,26 @@
 """Inputs of the models: checks, the token mask, and batches packed for the LSTMs.
 
 Shape suffixes: B rows; T time; N real tokens of the batch; S sequences, longest first; U distinct words; P
-`projection_size`; L layers; X any width.
+`projection_size`; L layers; X the ids of a word, or any width.
 """
 
 from collections.abc import Callable, Sequence
-from functools import wraps
+from dataclasses import dataclass
+from functools import cached_property, wraps
 from inspect import signature
 from traceback import walk_stack
 from types import FrameType
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 from transformers.utils import ModelOutput, can_return_tuple, logging
 
 from .configuration_elmo import ELMoConfig
 from .kernels.sequences import Steps, Stream
 from .kernels.threads import own_share
-from .kernels.torch_state import is_exporting, to_device
+from .kernels.torch_state import is_exporting, to_device_at_once
 
 logger = logging.get_logger(__name__)
 
@@ -32,54 +34,68 @@ ID_DTYPES = (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)
 States = tuple[Tensor, Tensor]  # hidden and cell, as `ELMoModelOutput.final_states`
 
 
-class Packing(NamedTuple):
-    """The order in which the LSTMs visit the real tokens of a batch. `pack` makes it.
+@dataclass(eq=False)
+class PackedBatch:
+    """The real tokens of a batch without padding, as the LSTMs visit them, and its words. `pack` makes it, on the CPU.
+
+    Attributes:
+        shape: `(batch, time)`, with padding.
+        steps: the steps in which the LSTMs read the packed rows.
+        source: the same on the CPU, of a batch on a device.
 
     Shape:
         positions_N: flat position in (batch * time) of each real token, in reading order.
         forward_N, backward_N: the real token in each packed row, for a left-to-right and a right-to-left pass.
         rows_S: the batch row of each sequence.
-        steps: the steps in which the LSTMs read the packed rows.
+        index_N: the distinct word at each real token, in reading order.
+        ids_UX: the ids of each distinct word, on the CPU.
+        words_UP: `(distinct words, projection_size)`, one vector for each distinct word, or for each position.
     """
 
+    shape: torch.Size
+    steps: Steps
     positions_N: Tensor
     forward_N: Tensor
     backward_N: Tensor
     rows_S: Tensor
-    steps: Steps
+    index_N: Any = None
+    ids_UX: Any = None
+    words_UP: Any = None
+    source: "PackedBatch | None" = None
 
-    def to(self, device: torch.device) -> "Packing":
-        positions_N, forward_N, backward_N, rows_S = (to_device(tensor, device) for tensor in self[:-1])
-        return Packing(positions_N, forward_N, backward_N, rows_S, self.steps.to(device))
+    def encoded(self, words_UP: Tensor) -> "PackedBatch":
+        """This batch with the vectors of its words, and on their device, to which one copy brings it."""
+        device = words_UP.device
+        orders = self.positions_N, self.forward_N, self.backward_N, self.rows_S, self.index_N
+        orders = to_device_at_once(orders, device)
+        return PackedBatch(self.shape, self.steps.to(device), *orders, words_UP=words_UP, source=self)
 
+    @property
+    def host(self) -> "PackedBatch":
+        """This batch on the CPU, where sizes can be read without waiting for a device."""
+        return self if self.source is None else self.source
 
-class TokenBatch(NamedTuple):
-    """A checked batch of tokens: the token mask, the packing, and the token vectors.
+    @cached_property
+    def mask_BT(self) -> Tensor:
+        """`(batch, time)` bool, the token mask."""
+        mask = torch.zeros(self.shape.numel(), dtype=torch.bool, device=self.positions_N.device)
+        return mask.index_fill_(0, self.positions_N, True).view(self.shape)
 
-    Attributes:
-        host_packing: the packing on the CPU.
-
-    Shape:
-        mask_BT: `(batch, time)` bool, the token mask.
-        words_UP: `(distinct words, projection_size)`, one vector for each distinct word, or for each position.
-        index_N: `(tokens,)`, the distinct word at each real token, in reading order.
-    """
-
-    mask_BT: Tensor
-    packing: Packing
-    words_UP: Tensor
-    index_N: Tensor
-    host_packing: Packing
+    def ids_BTX(self) -> Tensor:
+        """The ids of the word at each position, 0 at padding."""
+        ids_UX: Tensor = self.ids_UX
+        zeros = ids_UX.new_zeros(self.shape.numel(), ids_UX.shape[1])
+        return zeros.index_copy_(0, self.positions_N, ids_UX[self.index_N]).unflatten(0, self.shape)
 
     def left_to_right(self) -> Stream:
-        return Stream(self.words_UP, self.packing.steps, self.index_N[self.packing.forward_N])
+        return Stream(self.words_UP, self.steps, self.index_N[self.forward_N])
 
     def right_to_left(self) -> Stream:
-        return Stream(self.words_UP, self.packing.steps, self.index_N[self.packing.backward_N])
+        return Stream(self.words_UP, self.steps, self.index_N[self.backward_N])
 
     def has_two_texts(self) -> bool:
         """Whether a row has two texts, as `token_type_ids` mark them."""
-        rows_S = self.host_packing.rows_S
+        rows_S = self.host.rows_S
         return len(rows_S.unique()) < len(rows_S)
 
 
@@ -88,7 +104,7 @@ def on_host(value: Any) -> Any:
     return value.cpu() if isinstance(value, Tensor) else value
 
 
-def pack(mask_BT: Tensor, token_type_ids_BT: Tensor | None = None) -> Packing:
+def pack(mask_BT: Tensor, token_type_ids_BT: Tensor | None = None) -> PackedBatch:
     """Finds the sequences of a batch: the real tokens of each row, split where the token type changes.
 
     The packed order is time-major and the longest sequence comes first. The sequences that are still running at a step
@@ -112,17 +128,18 @@ def pack(mask_BT: Tensor, token_type_ids_BT: Tensor | None = None) -> Packing:
     ranks_N = order_S.argsort()[sequences_N]
     steps_N = torch.arange(len(rows_N), device=rows_N.device) - starts_S[sequences_N]
     reverse_steps_N = lengths_S[sequences_N] - 1 - steps_N
-    return Packing(
+    return PackedBatch(
+        shape=mask_BT.shape,
+        steps=Steps(steps_N.bincount().tolist(), mask_BT.device),
         positions_N=rows_N * mask_BT.shape[1] + columns_N,
         forward_N=(steps_N * len(lengths_S) + ranks_N).argsort(),
         backward_N=(reverse_steps_N * len(lengths_S) + ranks_N).argsort(),
         rows_S=rows_N[starts_S[order_S]],
-        steps=Steps(steps_N.bincount().tolist(), mask_BT.device),
     )
 
 
 def unpack_layers(
-    batch: TokenBatch, forward: list[Tensor], backward: list[Tensor], unpadded: bool = False
+    batch: PackedBatch, forward: list[Tensor], backward: list[Tensor], unpadded: bool = False
 ) -> tuple[Tensor, ...]:
     """All layers as `(batch, time, 2 * projection_size)`. The token layer is its own second half.
 
@@ -130,8 +147,8 @@ def unpack_layers(
         forward, backward: packed outputs `(tokens, projection_size)` of each layer of the two directions.
         unpadded: whether to return real tokens only, `(tokens, 2 * projection_size)`.
     """
-    positions_N, forward_N, backward_N = batch.packing[:3]
-    rows = torch.Size([len(positions_N)]) if unpadded else batch.mask_BT.shape
+    positions_N = batch.positions_N
+    rows = torch.Size([len(positions_N)]) if unpadded else batch.shape
     if unpadded:
         positions_N = torch.arange(len(positions_N), device=positions_N.device)
 
@@ -142,8 +159,8 @@ def unpack_layers(
         layer[:, size:].index_copy_(0, backward_N, backward_NP)
         return layer.unflatten(0, rows)
 
-    tokens_NP = batch.words_UP[batch.index_N]
-    orders = positions_N[forward_N], positions_N[backward_N]
+    tokens_NP = F.embedding(batch.index_N, batch.words_UP)
+    orders = positions_N[batch.forward_N], positions_N[batch.backward_N]
     layers = (joined(f, orders[0], b, orders[1]) for f, b in zip(forward, backward, strict=True))
     return joined(tokens_NP, positions_N, tokens_NP, positions_N), *layers
 

@@ -44,6 +44,7 @@ the model has word vectors); P `projection_size`; H `lstm_hidden_size`; G = 4 H;
 """
 
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from typing import NamedTuple, cast
 
 import torch
@@ -54,12 +55,18 @@ from transformers import initialization as init
 from .base import ELMoPreTrainedModel, zero_row
 from .configuration_elmo import ELMoConfig
 from .directions import lstm_kernel, run_at_once
-from .encoder import VocabularyCache, VocabularyCacheMixin, cropped, distinct_rows, maxima_from_tables
+from .encoder import (
+    VocabularyCache,
+    VocabularyCacheMixin,
+    cropped,
+    maxima_from_tables,
+    pack_words,
+)
 from .exporting import run_in_export
 from .inputs import (
     NO_LABEL,
+    PackedBatch,
     States,
-    TokenBatch,
     check_ids,
     forward_of_model,
     join_states,
@@ -76,7 +83,15 @@ from .inputs import (
 from .kernels.plan import make_plan
 from .kernels.products import fast_linear
 from .kernels.sequences import Kernel, LSTMOutput, LSTMWeights, Stream
-from .kernels.torch_state import fetched, is_exporting, is_hooked, is_unmodified, product_dtype, to_device
+from .kernels.torch_state import (
+    fetched,
+    is_exporting,
+    is_hooked,
+    is_unmodified,
+    product_dtype,
+    to_device,
+    to_device_at_once,
+)
 from .model_outputs import ELMoForPreTrainingOutput, ELMoModelOutput
 from .scoring import ELMoScoringMixin, check_targets, neighbor_tokens
 from .softmax import Candidates, ELMoSoftmax
@@ -107,7 +122,8 @@ class ELMoCharacterEncoder(nn.Module):
         `torch.export`.
         """
         is_list = characters.dim() == 2 and len(characters) > 0
-        backend = make_plan([self.char_embeddings, *self.convolutions], self.char_embeddings.weight).backend
+        weight = self.char_embeddings.weight
+        backend = make_plan([self.char_embeddings, *self.convolutions], weight).backend
         if is_list and backend != "reference":
             maxima = maxima_from_tables(self.char_embeddings, self.convolutions, characters)
         else:
@@ -484,29 +500,29 @@ class ELMoModel(VocabularyCacheMixin, ELMoPreTrainedModel):
 
     @torch.compiler.disable  # as `forward`
     def read_tokens(
-        self, character_ids=None, input_ids=None, attention_mask=None, token_type_ids=None, inputs_embeds=None
-    ) -> TokenBatch:
+        self,
+        character_ids=None,
+        input_ids=None,
+        attention_mask=None,
+        token_type_ids=None,
+        inputs_embeds=None,
+        packed_batch: PackedBatch | None = None,
+    ) -> PackedBatch:
         """Checks the inputs of `forward`, and encodes each distinct word once, or each position if a hook is to see it.
 
         The host must know the lengths and the distinct words. So it reads the ids itself, which is the only time that
-        it waits for an accelerator, and not at all if the inputs are on the CPU.
+        it waits for an accelerator, and not at all if the inputs are on the CPU, or are packed.
         """
-        if inputs_embeds is None:
-            character_ids, attention_mask = on_host(character_ids), on_host(attention_mask)
-            input_ids = input_ids if self.word_embeddings is None else on_host(input_ids)
-        mask = token_mask(self.config, character_ids, input_ids, attention_mask, token_type_ids, inputs_embeds)
-        packing = pack(mask.cpu(), on_host(token_type_ids))
+        inputs = character_ids, input_ids, attention_mask, token_type_ids
         if inputs_embeds is not None:
-            words_UP, index_N = inputs_embeds.flatten(0, 1).to(self.dtype), packing.positions_N
-        elif any(map(is_hooked, self.token_encoder())):
-            words_BTX = self.word_ids(character_ids, input_ids).masked_fill(~mask[..., None], 0)
-            words_UP, index_N = self.encode_words(words_BTX).flatten(0, 1), packing.positions_N
-        else:
-            words_NX = self.word_ids(character_ids, input_ids).flatten(0, 1)[packing.positions_N]
-            words_UX, index_N = distinct_rows(words_NX)
-            words_UP = self.encode_words(words_UX)
-        device = words_UP.device
-        return TokenBatch(to_device(mask, device), packing.to(device), words_UP, to_device(index_N, device), packing)
+            batch = pack(token_mask(self.config, *inputs, inputs_embeds).cpu(), on_host(token_type_ids))
+            batch.index_N = batch.positions_N
+            return batch.encoded(inputs_embeds.flatten(0, 1).to(self.dtype))
+        batch = pack_words(self.config, *inputs) if packed_batch is None else packed_batch
+        if not any(map(is_hooked, self.token_encoder())):
+            return batch.encoded(self.encode_words(batch.ids_UX))
+        words_UP = self.encode_words(batch.ids_BTX()).flatten(0, 1)
+        return replace(batch, index_N=batch.positions_N).encoded(words_UP)
 
     def compute_words(self, words_UX: Tensor) -> Tensor:
         """Token vectors `x_k` `(..., projection_size)` of rows of ids, as `word_ids` makes them.
@@ -525,7 +541,7 @@ class ELMoModel(VocabularyCacheMixin, ELMoPreTrainedModel):
 
     @torch.compiler.disable  # as `forward`
     def run(
-        self, batch: TokenBatch, other: TokenBatch | None = None, initial_states: States | None = None
+        self, batch: PackedBatch, other: PackedBatch | None = None, initial_states: States | None = None
     ) -> BothDirections:
         """Both LSTMs (section 3.1): the forward one over a batch, and the backward one over the same from its end.
 
@@ -533,10 +549,10 @@ class ELMoModel(VocabularyCacheMixin, ELMoPreTrainedModel):
             other: what the backward LSTM reads instead, in its own reading order.
             initial_states: as in `forward`.
         """
-        states = starting_states(self.config, initial_states, batch.words_UP, len(batch.mask_BT))
+        states = starting_states(self.config, initial_states, batch.words_UP, batch.shape[0])
         lstms = self.forward_lstm, self.backward_lstm
         streams = batch.left_to_right(), batch.right_to_left() if other is None else other.left_to_right()
-        rows = batch.packing.rows_S, (other or batch).packing.rows_S
+        rows = batch.rows_S, (other or batch).rows_S
         starts = [states_of_sequences(states, direction, rows_S) for direction, rows_S in enumerate(rows)]
         results = None
         if self._has_own_lstms():
@@ -634,6 +650,8 @@ class ELMoForPreTraining(ELMoScoringMixin, ELMoPreTrainedModel):
         output_hidden_states: bool | None = None,
         num_items_in_batch: Tensor | int | None = None,
         candidates: Candidates | None = None,
+        packed_batch: PackedBatch | None = None,
+        backward_packed_batch: PackedBatch | None = None,
     ) -> ELMoForPreTrainingOutput:
         """Computes the losses of both directions, on one text or on two independent streams.
 
@@ -648,20 +666,30 @@ class ELMoForPreTraining(ELMoScoringMixin, ELMoPreTrainedModel):
                 Trainer's number is right for rows padded on the right, which is the default.
             candidates: for a sampled softmax in training, from `softmax.sample()`. Pass the same candidates to all
                 batches of a step, on every device. Default: drawn at this call.
+            packed_batch, backward_packed_batch: from `pack_words`, instead of the ids and the mask of a text or stream.
 
         Raises:
             ValueError: labels are missing or contradict each other, or the checkpoint has no softmax.
         """
-        two_streams = backward_character_ids is not None or backward_input_ids is not None
+        raw = character_ids, input_ids, attention_mask
+        backward_raw = backward_character_ids, backward_input_ids, backward_attention_mask
+        two_streams = any(each is not None for each in (*backward_raw[:2], backward_packed_batch))
         self._check_labels(labels, forward_targets, backward_targets, two_streams)
+        for packed, others in (packed_batch, raw), (backward_packed_batch, backward_raw):
+            if packed is not None and any(each is not None for each in others):
+                raise ValueError(
+                    "A packed batch has the ids of its words and no padding; pass it without ids and `attention_mask`."
+                )
         # The host reads all ids before the device has work, so that nothing after that waits.
         character_ids, backward_character_ids = on_host(character_ids), on_host(backward_character_ids)
         labels, forward_targets, backward_targets = map(on_host, (labels, forward_targets, backward_targets))
-        batch, other = self.elmo.read_tokens(character_ids, input_ids, attention_mask), None
+        read = self.elmo.read_tokens
+        batch, other = read(character_ids, input_ids, attention_mask, packed_batch=packed_batch), None
         if two_streams:
-            other = self.elmo.read_tokens(backward_character_ids, backward_input_ids, backward_attention_mask)
-            if len(other.mask_BT) != len(batch.mask_BT):
-                rows = len(batch.mask_BT), len(other.mask_BT)
+            ids = backward_character_ids, backward_input_ids, backward_attention_mask
+            other = read(*ids, packed_batch=backward_packed_batch)
+            if other.shape[0] != batch.shape[0]:
+                rows = batch.shape[0], other.shape[0]
                 raise ValueError(f"The two streams have {rows[0]} and {rows[1]} rows; pass the same number.")
         both = self.elmo.run(batch, other, initial_states)
         losses: Sequence[Tensor | None] = (None, None, None)
@@ -673,8 +701,8 @@ class ELMoForPreTraining(ELMoScoringMixin, ELMoPreTrainedModel):
                 names = "forward_targets, backward_targets"
                 forward_N = _token_targets(names, forward_targets, batch, self.config)
                 backward_N = _token_targets(names, backward_targets, other or batch, self.config)
-            forward_order_N = batch.host_packing.forward_N
-            backward_order_N = batch.host_packing.backward_N if other is None else other.host_packing.forward_N
+            forward_order_N = batch.host.forward_N
+            backward_order_N = batch.host.backward_N if other is None else other.host.forward_N
             predictions = [
                 (both.forward[-1], forward_N[forward_order_N]),
                 (both.backward[-1], backward_N[backward_order_N]),
@@ -696,11 +724,12 @@ class ELMoForPreTraining(ELMoScoringMixin, ELMoPreTrainedModel):
             predictions: by direction, the top layer `(N, projection_size)` and the targets `(N,)`, on the CPU.
         """
         hidden, targets, scales = [], [], []
-        for hidden_NP, targets_N in predictions:
-            predicted_N = (targets_N != NO_LABEL).nonzero()[:, 0]
+        predicted = [(targets_N != NO_LABEL).nonzero()[:, 0] for _, targets_N in predictions]
+        on_device = to_device_at_once(predicted, predictions[0][0].device)
+        for (hidden_NP, targets_N), predicted_N, rows_N in zip(predictions, predicted, on_device, strict=True):
             count = max(1, len(predicted_N)) if num_items_in_batch is None else num_items_in_batch
-            rows_N = to_device(predicted_N, hidden_NP.device)
-            hidden.append(F.dropout(hidden_NP, self.config.dropout, self.training)[rows_N])
+            dropped_NP = F.dropout(hidden_NP, self.config.dropout, self.training)
+            hidden.append(dropped_NP.index_select(0, rows_N))
             targets.append(targets_N[predicted_N])
             dtype = torch.promote_types(hidden_NP.dtype, torch.float32)
             scales.append(hidden_NP.new_ones(len(rows_N), dtype=dtype) / count)
@@ -724,15 +753,15 @@ class ELMoForPreTraining(ELMoScoringMixin, ELMoPreTrainedModel):
             self.prepare_softmax()
 
 
-def _token_targets(name: str, given: Tensor, batch: TokenBatch, config: ELMoConfig) -> Tensor:
+def _token_targets(name: str, given: Tensor, batch: PackedBatch, config: ELMoConfig) -> Tensor:
     """The entry `(N,)` of `given` `(batch, time)` at each real token, in reading order, after a check; on the CPU."""
-    check_ids(name, given, tuple(batch.mask_BT.shape))
-    words_N = given.flatten()[batch.host_packing.positions_N].long()
+    check_ids(name, given, tuple(batch.shape))
+    words_N = given.flatten()[batch.host.positions_N].long()
     check_targets(name, words_N[words_N != NO_LABEL], config)
     return words_N
 
 
-def shifted_targets(labels: Tensor, direction: int, batch: TokenBatch, config: ELMoConfig) -> Tensor:
+def shifted_targets(labels: Tensor, direction: int, batch: PackedBatch, config: ELMoConfig) -> Tensor:
     """The target `(N,)` of each real token in reading order: the label of its neighbor, or -100 without one."""
     words_N = _token_targets("labels", labels, batch, config)
     here_M, there_M = neighbor_tokens(direction, batch)

@@ -12,7 +12,7 @@ from torch import Tensor
 from transformers.utils import ModelOutput, logging
 
 from .configuration_elmo import ELMoConfig
-from .inputs import States, TokenBatch, check_range
+from .inputs import PackedBatch, States, check_range
 from .kernels.torch_state import to_device
 from .softmax import CHUNK_LOGITS, ELMoSoftmax
 
@@ -76,13 +76,13 @@ class ELMoScoringMixin:
         scores = []
         for direction, hidden_NP in enumerate(hidden):
             here_M, there_M = neighbor_tokens(direction, batch)
-            positions_M = batch.host_packing.positions_N[there_M]
+            positions_M = batch.host.positions_N[there_M]
             targets_M = input_ids.cpu().flatten()[positions_M].long()
             check_targets("input_ids", targets_M, self.config)
             _, losses_M = self.softmax(hidden_NP[to_device(here_M, hidden_NP.device)], targets_M)
             positions_M = to_device(positions_M, losses_M.device)
-            scores.append(losses_M.new_zeros(batch.mask_BT.numel()).index_copy_(0, positions_M, -losses_M))
-        return ELMoScores(*(score.view(batch.mask_BT.shape) for score in scores))
+            scores.append(losses_M.new_zeros(batch.shape.numel()).index_copy_(0, positions_M, -losses_M))
+        return ELMoScores(*(score.view(batch.shape) for score in scores))
 
     @torch.no_grad()
     def predict_words(
@@ -116,7 +116,7 @@ class ELMoScoringMixin:
         for index in directions:
             here_M, there_M = (to_device(rows_M, hidden[index].device) for rows_M in neighbor_tokens(index, batch))
             sources.append(here_M.new_full((len(hidden[index]),), -1).index_copy_(0, there_M, here_M))
-        word_ids = batch.mask_BT.new_zeros(batch.mask_BT.numel(), top_k, dtype=torch.long) + self.config.pad_token_id
+        word_ids = batch.positions_N.new_zeros(batch.shape.numel(), top_k) + self.config.pad_token_id
         log_probs = torch.zeros_like(word_ids, dtype=torch.promote_types(hidden[0].dtype, torch.float32))
         predicted_N = (torch.stack(sources) >= 0).any(0).nonzero()[:, 0]
         for some_C in predicted_N.split(max(1, CHUNK_LOGITS // self.config.vocab_size)):
@@ -125,9 +125,9 @@ class ELMoScoringMixin:
                 for index, source_N in zip(directions, sources, strict=True)
             ]
             log_probs_CV = sum(found).log_softmax(-1)
-            positions_C = batch.packing.positions_N[some_C]
+            positions_C = batch.positions_N[some_C]
             log_probs[positions_C], word_ids[positions_C] = log_probs_CV.topk(top_k)
-        shape = *batch.mask_BT.shape, top_k
+        shape = *batch.shape, top_k
         return ELMoPredictions(word_ids.view(shape), log_probs.view(shape))
 
     def _read_both_ways(self, character_ids, input_ids, attention_mask, initial_states):
@@ -138,7 +138,7 @@ class ELMoScoringMixin:
         batch = self.elmo.read_tokens(character_ids, input_ids, attention_mask)
         both = self.elmo.run(batch, initial_states=initial_states)
         tops = []
-        for order_N, outputs in ((batch.packing.forward_N, both.forward), (batch.packing.backward_N, both.backward)):
+        for order_N, outputs in ((batch.forward_N, both.forward), (batch.backward_N, both.backward)):
             tops.append(torch.empty_like(outputs[-1]).index_copy_(0, order_N, outputs[-1]))
         return batch, tops
 
@@ -162,12 +162,12 @@ class ELMoScoringMixin:
             self.config.has_softmax = True
 
 
-def neighbor_tokens(direction: int, batch: TokenBatch) -> tuple[Tensor, Tensor]:
+def neighbor_tokens(direction: int, batch: PackedBatch) -> tuple[Tensor, Tensor]:
     """The real tokens that predict a neighbor in their row, and these neighbors: next (0) or preceding (1).
 
     Both are `(M,)`, on the CPU.
     """
-    rows_N = batch.host_packing.positions_N // batch.mask_BT.shape[1]
+    rows_N = batch.host.positions_N // batch.shape[1]
     first_M = (rows_N[1:] == rows_N[:-1]).nonzero(as_tuple=True)[0]
     return (first_M + 1, first_M) if direction else (first_M, first_M + 1)
 

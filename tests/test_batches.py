@@ -16,6 +16,7 @@ from bilm_models import make_tokenizer
 from places import TEXT
 
 from modeling_elmo import ELMoConfig, ELMoForPreTraining
+from modeling_elmo.encoder import pack_words
 from modeling_elmo.run_scripts.pretraining.batches import SentenceBatches, StreamWindows, batch_loader
 from modeling_elmo.run_scripts.pretraining.corpus import Corpus, CorpusArguments, Survey
 from modeling_elmo.run_scripts.program.command_line import run
@@ -71,6 +72,26 @@ def make(kind, corpus, **options):
 
 
 both_kinds = pytest.mark.parametrize("kind", ["sentences", "stream"])
+
+
+@both_kinds
+def test_words_are_packed_in_the_process_of_the_loader(kind, tmp_path):
+    config = ELMoConfig(max_word_length=40)
+    prefixes = [""] if kind == "sentences" else ["", "backward_"]
+    corpus = write(tmp_path / "text.txt", ENGLISH[:40])
+    raw = islice(make(kind, corpus), 3)
+    for batch, expected in zip(islice(batch_loader(make(kind, corpus, config=config), 1), 3), raw, strict=True):
+        assert batch.position == expected.position and batch.num_predictions == expected.num_predictions
+        for prefix in prefixes:
+            mask = expected.inputs.get(f"{prefix}attention_mask")
+            words = pack_words(config, expected.inputs.pop(f"{prefix}character_ids"), attention_mask=mask)
+            packed = batch.inputs.pop(f"{prefix}packed_batch")
+            assert packed.shape == words.shape and packed.steps.batch_sizes == words.steps.batch_sizes
+            for name in ("positions_N", "forward_N", "backward_N", "rows_S", "index_N", "ids_UX"):
+                assert torch.equal(getattr(packed, name), getattr(words, name))
+        assert batch.inputs.keys() == expected.inputs.keys() - {
+            f"{prefix}{name}" for prefix in prefixes for name in ("input_ids", "attention_mask")
+        }
 
 
 def sentences_of(batch):

@@ -4,10 +4,11 @@ from unittest.mock import Mock
 
 import pytest
 import torch
-from bilm_models import seeded
+from bilm_models import make_batch, seeded
 from head_models import HEADS, fails, make_config
 
 from modeling_elmo import ELMoConfig, ELMoForCoreferenceResolution, ELMoForPreTraining, ELMoModel
+from modeling_elmo.encoder import pack_words
 from modeling_elmo.inputs import pack, token_mask
 from modeling_elmo.kernels.torch_state import to_device
 
@@ -89,6 +90,39 @@ def test_what_code_for_every_model_does(cls, options):
     fails("use_cash", model, **inputs, use_cash=1)
     for trace in (lambda: torch.jit.trace(model, example_kwarg_inputs=inputs), lambda: torch.jit.script(model)):
         fails("`torch.export.export`, or `elmo export`", trace)
+
+
+WORDS_AND_CHARACTERS = {"word_embedding_size": 4}
+
+
+@pytest.mark.parametrize("options", [{}, WORD_LEVEL, WORDS_AND_CHARACTERS], ids=["characters", "words", "both"])
+@pytest.mark.parametrize("is_hooked", [False, True])
+def test_packed_words_are_the_batch(options, is_hooked):
+    """The same loss and gradients, to the bit, as from the ids and the mask, in one text and in two streams."""
+    torch.manual_seed(0)
+    model = ELMoForPreTraining(make_config(**options))
+    if is_hooked:
+        model.elmo.token_encoder()[0].register_forward_hook(lambda *_: None)
+    batch, backward = (make_batch(model.config, lengths) for lengths in ([5, 1, 7], [7, 3, 2]))
+    packed, backward_packed = (pack_words(model.config, **each) for each in (batch, backward))
+    labels, backward_labels = (
+        each["input_ids"].masked_fill(each["input_ids"] == 0, -100) for each in (batch, backward)
+    )
+    targets = {"forward_targets": labels, "backward_targets": backward_labels}
+    streams = batch | {f"backward_{name}": values for name, values in backward.items()}
+    packed_streams = {"packed_batch": packed, "backward_packed_batch": backward_packed}
+    for raw, given, words in (
+        (batch, {"packed_batch": packed}, {"labels": labels}),
+        (streams, packed_streams, targets),
+    ):
+        found = []
+        for inputs in (raw, given):
+            loss = model(**inputs, **words).loss
+            found.append([loss.detach(), *torch.autograd.grad(loss, list(model.parameters()))])
+        torch.testing.assert_close(*found, rtol=0, atol=0)
+    message = "A packed batch has the ids of its words and no padding; pass it without ids and `attention_mask`"
+    fails(message, model, **batch, packed_batch=packed)
+    fails(message, model, **packed_streams, backward_input_ids=batch["input_ids"])
 
 
 def test_copies_to_devices_without_pinned_memory_wait():

@@ -414,7 +414,7 @@ def test_epochs_end_where_the_text_does(context, tmp_path, monkeypatch):
     assert run.progress.epoch == pytest.approx(2, abs=0.05)
     assert_same(contents(last_of(tmp_path / "run"))[2], run.progress.log)  # with the last evaluation
     if context == "sentence":
-        assert sum(len(batch.inputs["input_ids"]) for batch in batches) == 2 * 60
+        assert sum(len(batch.inputs["labels"]) for batch in batches) == 2 * 60
         assert run.progress.predictions == 2 * sum(len(line.split()) + 1 for line in LINES[:60])
 
 
@@ -537,8 +537,12 @@ def losses_by_position(model, weights, batch, states):
         for direction, row in batch.resets.nonzero().tolist():
             for state in states:
                 state[row, :, direction] = 0
-    for position in range(batch.inputs["input_ids"].shape[1]):
-        inputs = {name: values[:, position : position + 1] for name, values in batch.inputs.items()}
+    padded = {name: values for name, values in batch.inputs.items() if isinstance(values, torch.Tensor)}
+    for prefix in ("", "backward_"):
+        packed = batch.inputs[f"{prefix}packed_batch"]
+        padded |= {f"{prefix}character_ids": packed.ids_BTX(), f"{prefix}attention_mask": packed.mask_BT.long()}
+    for position in range(padded["forward_targets"].shape[1]):
+        inputs = {name: values[:, position : position + 1] for name, values in padded.items()}
         inputs |= {"initial_states": states, "num_items_in_batch": batch.num_predictions}
         output = functional_call(model, weights, (), inputs)
         losses, states = [output.loss, output.forward_loss, output.backward_loss], output.final_states

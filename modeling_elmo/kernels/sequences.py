@@ -14,6 +14,7 @@ from itertools import accumulate
 from typing import NamedTuple
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from .int8 import Int8Linear
@@ -121,7 +122,9 @@ class Stream(NamedTuple):
 
     @property
     def tokens_ND(self) -> Tensor:
-        return self.inputs if self.index_N is None else self.inputs[self.index_N]
+        if self.index_N is None:
+            return self.inputs
+        return F.embedding(self.index_N, self.inputs)  # on CUDA its gradient takes a tenth of an index's
 
 
 LSTMOutput = tuple[Tensor, Tensor, Tensor]  # outputs_NP; hidden_SP and cell_SH after each sequence's end

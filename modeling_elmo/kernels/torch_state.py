@@ -5,7 +5,7 @@ answers are compared once with the plain definition. A name that is missing, or 
 warning. The model still loads, and its numbers are the same.
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import cache, reduce, wraps
 from typing import Any
@@ -228,3 +228,10 @@ def to_device(tensor: Tensor, device: torch.device) -> Tensor:
     if accelerator is None or device.type != accelerator.type or device.type == "mps":
         return tensor.to(device)
     return tensor.pin_memory().to(device, non_blocking=True)
+
+
+def to_device_at_once(tensors: Sequence[Tensor], device: torch.device) -> Sequence[Tensor]:
+    """As `to_device` of each of some tensors `(N,)` of one dtype, in one copy."""
+    if tensors[0].device == device:
+        return tensors
+    return to_device(torch.cat(tuple(tensors)), device).split([len(tensor) for tensor in tensors])

@@ -23,7 +23,8 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 from transformers.utils import logging
 
-from modeling_elmo import ELMoTokenizer
+from modeling_elmo import ELMoConfig, ELMoTokenizer
+from modeling_elmo.encoder import pack_words
 from modeling_elmo.tokenization.elmo_characters import BOS_ID, EOS_ID, UNK_ID
 from modeling_elmo.tokenization.tokenization_elmo import one_call_at_a_time
 
@@ -115,7 +116,7 @@ class SentenceEncoder:
 class LMBatch(NamedTuple):
     """A batch, and its place in the text."""
 
-    inputs: dict[str, Tensor]  # of `ELMoForPreTraining.forward`
+    inputs: dict[str, Any]  # of `ELMoForPreTraining.forward`
     epoch: int  # of its text; some rows of a stream may already be in the next one
     fraction: float | None  # of the epoch that has been read; `None` if the size of the corpus is unknown
     position: dict[str, Any] | None  # after the batch; `None` for a held-out stream
@@ -155,6 +156,7 @@ class CorpusBatches(IterableDataset):
         position: of the last batch of one rank, or of all ranks by `merge_positions`; `None`: the beginning.
         rank, world_size: number of this process, and number of processes that share the batches.
         survey: the sizes of the corpus, to compute `LMBatch.fraction`.
+        config: of a model, for which the words are packed here, in the process that prepares the batch.
     """
 
     SIZES: ClassVar[tuple[str, ...]]  # of a batch
@@ -171,6 +173,7 @@ class CorpusBatches(IterableDataset):
     rank: int = 0
     world_size: int = 1
     survey: Survey | None = None
+    config: ELMoConfig | None = None
 
     def __post_init__(self, tokenizer: ELMoTokenizer):
         self.encoder = SentenceEncoder(tokenizer, self.is_split_into_words)
@@ -201,6 +204,14 @@ class CorpusBatches(IterableDataset):
         if not self.shuffle:
             return np.arange(len(items))
         return np.random.default_rng(seed).permutation(len(items))
+
+    def _packed(self, inputs: dict[str, Tensor], prefix: str = "") -> dict[str, Any]:
+        """Model inputs with a packed batch in the place of ids and mask, for a model that is known."""
+        if self.config is None:
+            return inputs
+        names = ("character_ids", "input_ids", "attention_mask")
+        words = [inputs.pop(f"{prefix}{name}", None) for name in names]
+        return {f"{prefix}packed_batch": pack_words(self.config, *words), **inputs}
 
     def _fraction(self, lines: float) -> float | None:
         return min(1.0, lines / self.survey.lines) if self.survey else None
@@ -297,7 +308,7 @@ class SentenceBatches(CorpusBatches):
 
     def _encode(self, sentences: list[SourceSentence], position: dict[str, int], lines: float) -> LMBatch:
         return LMBatch(
-            inputs=self.encoder.batch([self.encoder.words(text) for _, text in sentences]),
+            inputs=self._packed(self.encoder.batch([self.encoder.words(text) for _, text in sentences])),
             epoch=position["epoch"],
             fraction=self._fraction(lines),
             position=self.settings | position,
@@ -426,7 +437,7 @@ class StreamWindows(CorpusBatches):
                 resets=resets.view(2, -1),
             )
 
-    def _window(self, rows: list[StreamRow], name_of_targets: str, prefix: str = "") -> dict[str, Tensor]:
+    def _window(self, rows: list[StreamRow], name_of_targets: str, prefix: str = "") -> dict[str, Any]:
         """Model inputs of the next window of a direction, with an attention mask only if a token is masked.
 
         After the end of a block the tokens of a row are 0 and its targets -100.
@@ -452,7 +463,7 @@ class StreamWindows(CorpusBatches):
         token_mask_BT = window.targets != -100
         if not token_mask_BT.all():
             arrays[f"{prefix}attention_mask"] = token_mask_BT.astype(np.int64)
-        return as_tensors(**arrays)
+        return self._packed(as_tensors(**arrays), prefix)
 
     def _start(self, direction: int, lines_read: Counter[int]) -> list[StreamRow]:
         """The rows of a direction at the position, or at the beginning."""

@@ -92,9 +92,8 @@ def evaluate(
     # Forward and backward losses, predictions, unknown words, and losses of the unigram.
     sums, states = torch.zeros(5, dtype=torch.float64), None
     for batch in batches:
-        inputs = {name: tensor.to(accelerator.device) for name, tensor in batch.inputs.items()}
         with accelerator.autocast():
-            output = model(**inputs, initial_states=states, num_items_in_batch=1)
+            output = model(**batch.inputs, initial_states=states, num_items_in_batch=1)
         states = None if batch.resets is None else output.final_states  # of a stream
         unigram = 0.0
         if log_frequencies_V is not None:

@@ -199,6 +199,7 @@ class Pretraining:
             "world_size": self.accelerator.num_processes,
             "position": self.position,
             "survey": self.survey,
+            "config": self.plain_model.config,
         }
         source = self.corpus, self.tokenizer
         if self.corpus_args.context == "sentence":
