@@ -17,12 +17,14 @@ from transformers.utils import logging
 from .configuration_elmo import ELMoConfig
 from .inputs import PackedBatch, check_range, on_host, pack, token_mask
 from .kernels.products import remembered, sample_of
-from .kernels.torch_state import is_hooked, to_device, version
+from .kernels.torch_state import is_hooked, product_dtype, to_device, version
 
 logger = logging.get_logger(__name__)
 
 
 INTEGERS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}  # by the bytes of a parameter's values
+# On accelerators, sizes are rounded up to multiples: of words, below MANY_WORDS and from there on, and of positions.
+FEW_WORDS, MANY_WORDS, FEW_POSITIONS = 64, 512, 8
 CHUNK_WORDS = 128  # words of similar length per chunk: their windows stay in the CPU cache
 
 
@@ -50,10 +52,36 @@ def maxima_from_tables(embedding: nn.Embedding, convolutions: Iterable[nn.Module
     return (torch.cat(chunks) + bias_F)[order_U.argsort()].to(bias_F.dtype)
 
 
-def cropped(characters_UW: Tensor, widest: int) -> Tensor:
-    """Words without the positions that are padding in all of them; the widest filter keeps one window of padding."""
+def maxima_in_few_sizes(
+    embedding: nn.Embedding, convolutions: Iterable[nn.Module], characters_UW: Tensor, widest: int
+) -> Tensor:
+    """`ELMoCharacterEncoder.convolve` of a list of words, on accelerators.
+
+    cuDNN plans a convolution anew for each size, which takes the host longer than the device computes. So the numbers
+    of words and positions are rounded up, the words by copies of the first one, whose results nothing reads.
+
+    The gradient of a maximum is for one position. If several are equal, the first gets it all, and in the definition
+    each an equal part, for which it reads all values four more times. A tie has no derivative, and both are
+    subgradients.
+    """
+    multiple = FEW_WORDS if len(characters_UW) < MANY_WORDS else MANY_WORDS
+    words_UW = cropped(characters_UW, widest, FEW_POSITIONS)
+    words_UW = torch.cat([words_UW, words_UW[:1].expand(-len(words_UW) % multiple, -1)])
+    embedded_UCO = embedding(to_device(words_UW, embedding.weight.device)).transpose(1, 2)
+    embedded_UCO = embedded_UCO.to(product_dtype(embedded_UCO))  # once, and not in each convolution
+    maxima = [convolution(embedded_UCO).max(-1).values for convolution in convolutions]
+    return torch.cat(maxima, dim=-1)[: len(characters_UW)]
+
+
+def cropped(characters_UW: Tensor, widest: int, multiple: int = 1) -> Tensor:
+    """Words without the positions that are padding in all of them; the widest filter keeps one window of padding.
+
+    Args:
+        multiple: what the number of positions is rounded up to, unless the words have fewer.
+    """
     longest = int(_lengths(characters_UW).max()) if len(characters_UW) else 0
-    return characters_UW[:, : longest + widest]
+    length = longest + widest
+    return characters_UW[:, : length + -length % multiple]
 
 
 def _lengths(characters_UW: Tensor) -> Tensor:

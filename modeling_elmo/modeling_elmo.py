@@ -60,6 +60,7 @@ from .encoder import (
     VocabularyCacheMixin,
     cropped,
     maxima_from_tables,
+    maxima_in_few_sizes,
     pack_words,
 )
 from .exporting import run_in_export
@@ -80,7 +81,7 @@ from .inputs import (
     unpad,
     word_mask,
 )
-from .kernels.plan import make_plan
+from .kernels.plan import forced_backend, is_accelerator, make_plan
 from .kernels.products import fast_linear
 from .kernels.sequences import Kernel, LSTMOutput, LSTMWeights, Stream
 from .kernels.torch_state import (
@@ -116,7 +117,7 @@ class ELMoCharacterEncoder(nn.Module):
         self.widest = max(width for width, _ in filters)
 
     def forward(self, characters: Tensor) -> Tensor:
-        """A list of words, `(words, max_word_length)`, is cropped, and looked up in tables where that is faster.
+        """A list of words, `(words, max_word_length)`, is cropped. Tables replace convolutions where that is faster.
 
         A text, `(batch, time, max_word_length)`, passes the modules as it is: for hooks, which see all of it, and for
         `torch.export`.
@@ -126,6 +127,8 @@ class ELMoCharacterEncoder(nn.Module):
         backend = make_plan([self.char_embeddings, *self.convolutions], weight).backend
         if is_list and backend != "reference":
             maxima = maxima_from_tables(self.char_embeddings, self.convolutions, characters)
+        elif is_list and is_accelerator(weight.device) and forced_backend() != "reference":
+            maxima = maxima_in_few_sizes(self.char_embeddings, self.convolutions, characters, self.widest)
         else:
             maxima = self.convolve(characters)
         features = self.activation(maxima)

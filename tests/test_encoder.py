@@ -20,7 +20,7 @@ from modeling_elmo import (
     ELMoModel,
     encoder,
 )
-from modeling_elmo.encoder import distinct_rows
+from modeling_elmo.encoder import distinct_rows, maxima_in_few_sizes
 
 pytestmark = pytest.mark.usefixtures("onednn_at_any_size")
 
@@ -63,6 +63,36 @@ def test_every_path_equals_plain_float64(options, backend, count):
     plain = PlainELMo(model.state_dict(), model.config)
     expected = np.array([plain.token(word) for word in words.numpy()]).reshape(count, 7)
     np.testing.assert_allclose(run(model, words, backend).detach().numpy(), expected, atol=2e-6, rtol=1e-5)
+
+
+@pytest.mark.parametrize(
+    "options, count, sizes", [*zip(OPTIONS, [1, 64, 301, 512, 513], [64, 64, 320, 512, 1024], strict=True)]
+)
+def test_few_sizes_equal_the_definition(options, count, sizes):
+    """What accelerators compute. Words are all different, so that no maximum is reached twice but in their padding."""
+    model = make_model(max_word_length=23, **options).double()
+    words, parts = make_words(count, model.config), model.char_encoder
+    words[::3, 1] = 0  # the padding character, which has no gradient
+    inputs = []
+    for convolution in parts.convolutions:
+        convolution.register_forward_pre_hook(lambda _, given: inputs.append(given[0].shape))
+    found = maxima_in_few_sizes(parts.char_embeddings, parts.convolutions, words, parts.widest)
+    assert {(shape[0], shape[2] % 8 in (0, 23 % 8)) for shape in inputs} == {(sizes, True)}
+    expected = parts.convolve(words)
+    assert_close(found, expected)
+    wanted = [*parts.char_embeddings.parameters(), *parts.convolutions.parameters()]
+    gradients = [torch.autograd.grad(maxima.sin().sum(), wanted) for maxima in (found, expected)]
+    assert_close(*gradients)
+
+
+def test_the_first_of_equal_positions_has_the_gradient():
+    """In the definition each has an equal part. The gradient of the filter is the same, since the windows are."""
+    embedding, convolution = torch.nn.Embedding(3, 1), torch.nn.Conv1d(1, 1, 1)
+    embedding.weight.data = torch.tensor([[0.0], [1.0], [1.0]])
+    convolution.weight.data.fill_(2.0)
+    maxima = maxima_in_few_sizes(embedding, [convolution], torch.tensor([[0, 1, 2, 0]]), 1)
+    gradients = torch.autograd.grad(maxima.sum(), [embedding.weight, convolution.weight])
+    assert [gradient.flatten().tolist() for gradient in gradients] == [[0, 2, 0], [1]]
 
 
 @pytest.mark.parametrize("options, count", [*zip(OPTIONS, [1, 301, 301, 301, 301], strict=True)])
