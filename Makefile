@@ -19,7 +19,7 @@ PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q
 PIP_INSTALL := python -m pip install --quiet --no-compile --use-pep517
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-long lint format bench docs tour wheel release test-common test-browser test-lowest clean
+.PHONY: help demo test test-long lint format bench bench-gpu docs tour wheel release test-common test-browser test-lowest clean
 
 help:  ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -49,6 +49,10 @@ format: $(VENV)/.dev  ## let ruff repair what it can
 bench: $(VENV)/.demo  ## correctness, and speed beside torch.nn.LSTM and BertTokenizer (minutes)
 	mkdir -p build
 	$(BIN)/elmo benchmark --output build/benchmark.json
+
+bench-gpu: $(VENV)/.dev  ## on a CUDA device: its tests, and the speed of layers, pretraining and inference (4 minutes)
+	mkdir -p build
+	$(BIN)/python -m modeling_elmo.run_scripts.benchmarks.gpu_report --output build/gpu.json
 
 docs: $(VENV)/.docs  ## the API reference, from the docstrings: build/docs/index.html
 	$(BIN)/pdoc --docformat google --output-directory build/docs $(DOCUMENTED)

@@ -13,12 +13,13 @@ Another implementation is a "peer". A peer is a dictionary:
     "prepare"     output of our tokenizer -> prepared; not timed. Default: the output itself
     "parameters"  {name: weight}: all weights whose gradients a training step computes. A gradient is checked if its
                   weight has the name and shape of one of ours. Without this key, the peer is left out of `training`
+    "to"          device -> moves the peer there. Without this key, `make bench-gpu` leaves the peer out
 """
 
 import copy
 import sys
-from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
 from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
@@ -133,19 +134,26 @@ def model_contest(
     return Contest(part, name, int(encoding.attention_mask.sum()), "tokens", measured)
 
 
+@contextmanager
+def computing_in(device: torch.device, precision: str) -> Iterator[None]:
+    """A precision of `PRECISIONS`. bfloat16 is that of autocast."""
+    before = torch.get_float32_matmul_precision()
+    torch.set_float32_matmul_precision("high" if precision == "tf32" else "highest")
+    # torch's own choice is TF32 for cuDNN, which computes convolutions and `torch.nn.LSTM`, also in float32.
+    cudnn = torch.backends.cudnn.flags(enabled=True, allow_tf32=precision != "float32")
+    with cudnn, torch.autocast(device.type, torch.bfloat16, enabled=precision == "bfloat16"):
+        yield
+    torch.set_float32_matmul_precision(before)
+
+
 def in_precision(
     title: str, call: Callable[[], Outputs], expected: Outputs, device: torch.device, precision: str
 ) -> Implementation:
     module: Any = torch.get_device_module(device)
 
     def run() -> Outputs:
-        before = torch.get_float32_matmul_precision()
-        torch.set_float32_matmul_precision("high" if precision == "tf32" else "highest")
-        # torch's own choice is TF32 for cuDNN, which computes convolutions and `torch.nn.LSTM`, also in float32.
-        cudnn = torch.backends.cudnn.flags(enabled=True, allow_tf32=precision != "float32")
-        with cudnn, torch.autocast(device.type, torch.bfloat16, enabled=precision == "bfloat16"):
+        with computing_in(device, precision):
             outputs = call()
-        torch.set_float32_matmul_precision(before)
         module.synchronize()
         return outputs
 
@@ -231,7 +239,8 @@ def load_peer(spec: str, model: ELMoModel) -> tuple[str, Peer]:
 def checkout_peer(checkout: ModuleType, preset: str, model: ELMoModel) -> Peer:
     other = checkout.ELMoModel(checkout.ELMoConfig.from_preset(preset), add_mixing_layer=False).eval()
     other.load_state_dict(model.state_dict())
-    return {"model": lambda encoding: top_layer(other, encoding), "parameters": dict(other.named_parameters())}
+    forward = lambda encoding: top_layer(other, encoding)  # noqa: E731
+    return {"model": forward, "parameters": dict(other.named_parameters()), "to": other.to}
 
 
 def import_file(path: Path, name: str) -> ModuleType:

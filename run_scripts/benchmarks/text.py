@@ -3,11 +3,13 @@
 Our tokenizer and transformers' `BertTokenizer` turn raw text into padded tensors.
 """
 
+import math
 import random
 import re
+import string
 from collections.abc import Callable, Iterator
 from functools import partial
-from itertools import chain
+from itertools import accumulate, chain
 from pathlib import Path
 from types import ModuleType
 
@@ -22,6 +24,7 @@ from .timing import Contest, Implementation, Outputs
 FIXTURE_TEXT = Path(__file__).resolve().parents[2] / "tests" / "fixtures" / "text" / "en.txt"
 SHORTEST_SENTENCE, MOST_SENTENCES = 3, 20_000
 MOST_TEXTS, TEXTS_PER_BATCH = 10_000, 1000
+MADE_UP_WORDS, MOST_MADE_UP = 70_000, 100  # spellings, and words of a sentence
 
 
 def read_sentences(path: str | None) -> list[list[str]]:
@@ -63,6 +66,26 @@ def draw_batch(sentences: list[list[str]], name: str, seed: int) -> list[list[st
     generator = random.Random(f"{seed} {name}")
     first = generator.choice([words for words in uncut if len(words) == longest] or full)
     return [first, *generator.sample(pool, rows - 1)]
+
+
+def made_up_sentences(words: int) -> list[list[str]]:
+    """Sentences with about `words` words by Zipf's law: as many distinct ones as in English, rare ones longer.
+
+    What is computed depends on the number of distinct words and on the lengths of sentences, but not on the words.
+    """
+    generator = random.Random(0)
+    spellings = []
+    for rank in range(1, MADE_UP_WORDS + 1):
+        length = max(1, round(generator.gauss(1.5 + math.log2(rank) / 2, 1.5)))
+        spellings.append("".join(generator.choices(string.ascii_lowercase, k=length)) + f"{rank:x}"[-2:])
+    weights = list(accumulate(1 / (rank + 2.7) for rank in range(MADE_UP_WORDS)))  # Mandelbrot's 2.7
+    sentences = []
+    left = words
+    while left > 0:
+        length = min(MOST_MADE_UP, max(SHORTEST_SENTENCE, round(generator.gammavariate(4, 6))))  # 24 on average
+        sentences.append(generator.choices(spellings, cum_weights=weights, k=length))
+        left -= length
+    return sentences
 
 
 def tokenizer_contests(sentences: list[list[str]], checkout: ModuleType | None) -> Iterator[Contest]:

@@ -65,7 +65,7 @@ def allennlp(model: ELMoModel) -> dict[str, Any]:
     parameters = dict(bilm.named_parameters())
     for theirs, ours in OUR_NAMES.items():
         parameters = {re.sub(theirs, ours, name): parameter for name, parameter in parameters.items()}
-    return {"prepare": without_markers, "model": top_layer, "parameters": parameters}
+    return {"prepare": without_markers, "model": top_layer, "parameters": parameters, "to": bilm.to}
 
 
 def without_markers(encoding: dict[str, Tensor]) -> Tensor:
