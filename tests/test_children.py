@@ -61,7 +61,7 @@ def test_no_process_stays_behind():
         waiting = list(started.waiting)
         assert len(waiting) == 3 and all(process.poll() is None for process in waiting)
     assert all(process.poll() is not None for process in waiting)
-    assert children.last_line(" \n") == "it printed no error"
+    assert children.last_line_of(" \n") == "it printed no error"
 
 
 def test_a_process_whose_parent_has_ended_measures_nothing(monkeypatch, capsys, tmp_path):

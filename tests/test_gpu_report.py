@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from modeling_elmo.run_scripts.benchmarks import device_timing, gpu_cases, gpu_report, pretraining_speed
-from modeling_elmo.run_scripts.benchmarks.gpu_report import SIZES
+from modeling_elmo.run_scripts.benchmarks.gpu_report import SIZES_OF_CASES
 from modeling_elmo.run_scripts.benchmarks.text import draw_batch, made_up_sentences
 
 CPU = torch.device("cpu")
@@ -86,11 +86,11 @@ def test_without_a_card_the_program_ends_with_one_line():
 def test_cases_of_a_card(monkeypatch):
     """Smallest first; kernels that must be asked for, and other packages, have processes of their own."""
     monkeypatch.setattr(gpu_report, "TRIALS", ("trial",))
-    monkeypatch.setattr(gpu_report, "KERNELS_OF_LAYERS", ("fused", "new"))
+    monkeypatch.setattr(gpu_report, "LAYERS_KERNELS", ("fused", "new"))
     found = all_cases(allennlp=True, against=str(ROOT))
     layers = [case for case in found if case["part"] == "layers"]
     shapes = [tuple(case[name] for name in ("cells", "projection", "sequences", "steps")) for case in layers[::2]]
-    assert shapes == list(SIZES["cuda"].layers)
+    assert shapes == list(SIZES_OF_CASES["cuda"].layers)
     sizes = [(3 * projection * cells) * sequences * steps for cells, projection, sequences, steps in shapes]
     assert sizes[0] == min(sizes) and sizes[-1] == max(sizes)
     both = {tuple(case["implementations"]) for case in layers}
@@ -105,16 +105,16 @@ def test_cases_of_a_card(monkeypatch):
         ["other checkout"],
     ]
     assert [case["part"] for case in all_cases(parts=["pretraining"])] == ["pretraining"] * 4
-    assert not [case for case in all_cases(device="cpu") if "new" in case.get("implementations", ["new"])[1:]]
+    assert [case["part"] for case in all_cases(device="cpu")] == ["layers", "pretraining", "inference"]
 
 
 def test_a_case_after_the_time_is_named():
     answer = SimpleNamespace(rows=[{"batch": "1x8"}], failure="no answer within 60 s")
     children = SimpleNamespace(run=lambda case, seconds: answer)
     case = {"part": "inference", "implementations": ["this package"], "seconds": 60}
-    rows = gpu_report.rows_of(children, case, deadline=float("inf"))
+    rows = gpu_report.measured_rows(children, case, deadline=float("inf"))
     assert rows == [{**case, "batch": "1x8"}, {**case, "failure": "no answer within 60 s"}]
-    (row,) = gpu_report.rows_of(children, case, deadline=0)
+    (row,) = gpu_report.measured_rows(children, case, deadline=0)
     assert row["failure"] == "not measured: the time was over"
 
 
@@ -138,7 +138,7 @@ def test_the_table_of_layers():
     del rows[-2]["milliseconds"]
     shape = {name: rows[0][name] for name in ("part", "cells", "projection", "sequences", "steps")}
     rows.append({**shape, "implementations": ["hangs"], "failure": "no answer within 25 s"})
-    lines = gpu_report.layer_table(rows, CONDITIONS).splitlines()
+    lines = gpu_report.table_of_layers(rows, CONDITIONS).splitlines()
     where = "| 1024/256 | 32x32 | bfloat16 |"
     assert lines[2:] == [
         f"{where} fused | yes, 0.91 | 4.4 (4.2 to 4.6) | 14 (14 to 14) | 0.50 / 2.00 |",
@@ -151,7 +151,7 @@ def test_the_table_of_layers():
         "",
         "- 1024/256, 32x32, bfloat16, fused, forward: 0.50 times as fast",
     ]
-    faster = gpu_report.layer_table([layer_row("torch.nn.LSTM", "forward", [2.0])], CONDITIONS)
+    faster = gpu_report.table_of_layers([layer_row("torch.nn.LSTM", "forward", [2.0])], CONDITIONS)
     assert faster.endswith("No measured kernel of this package is slower than `torch.nn.LSTM`.")
 
 
@@ -160,7 +160,7 @@ def test_the_table_of_pretraining():
     row |= {"operations_per_word": 80e6, "busy_seconds_per_step": 0.03, "words_per_step": 15_000.0}
     row |= {"data_wait": 0.015, "loss": 7.25}
     failed = {"part": "pretraining", "tokens": 65_536, "backend": "trial", "failure": "no answer within 60 s"}
-    lines = gpu_report.pretraining_table([row, failed], CONDITIONS).splitlines()
+    lines = gpu_report.table_of_pretraining([row, failed], CONDITIONS).splitlines()
     assert lines[2:] == [
         "| 16,384 | this package | 100,000 (95,000 to 105,000) | 8 | 1.0% | 20% | 1.5% | 7.250 |",
         "| 65,536 | this package, trial | no answer within 60 s | - | - | - | - | - |",
@@ -177,7 +177,7 @@ def test_the_table_of_inference():
         {**case, "implementation": "AllenNLP", **check, "milliseconds": [22.0]},
         {"part": "inference", "implementations": ["other checkout"], "failure": "no answer within 60 s"},
     ]
-    lines = gpu_report.inference_table(rows, CONDITIONS).splitlines()
+    lines = gpu_report.table_of_inference(rows, CONDITIONS).splitlines()
     assert lines[2:] == [
         "| 1x20 | 22 | float32 | this package | yes, 7.7 | 11 (10.5 to 11.5) | 2,000 | 1.00 |",
         "| 1x20 | 22 | float32 | plain definition | - | RuntimeError: out of memory | - | - |",
@@ -255,7 +255,7 @@ def test_a_wrong_model_has_no_time(monkeypatch):
 
 def test_steps_of_pretraining(monkeypatch):
     """Those before and after the timed ones are not counted, and the arithmetic of the last one is."""
-    case = {**SIZES["cpu"].pretraining, "part": "pretraining", "tokens": 64, "backend": None, "words": 1500}
+    case = {**SIZES_OF_CASES["cpu"].pretraining, "part": "pretraining", "tokens": 64, "backend": None, "words": 1500}
     (row,) = gpu_cases.rows_of_case(CPU, case)
     assert len(row["words_per_second"]) == pretraining_speed.WINDOWS and 0 <= row["data_wait"] <= 1
     assert row["busy_seconds_per_step"] is None and 0 < row["words_per_step"] < 64

@@ -91,6 +91,15 @@ def test_a_kernel_that_fails_leaves_the_others(monkeypatch):
     assert other["implementation"] == CUDNN and other["equal"]
 
 
+def test_a_kernel_that_gave_up_has_no_time(monkeypatch):
+    """Then another one has computed in its place."""
+    monkeypatch.setattr(layer_speed, "kernel_of_both", lambda *_: directions.fused_layer)
+    monkeypatch.setattr(layer_speed, "REFUSALS", {CPU: "cpu refused to run a layer in one launch"})
+    rows = rows_of("persistent", "fused")
+    assert rows[0]["failure"] == "RuntimeError: cpu refused to run a layer in one launch"
+    assert rows[2]["implementation"] == "fused" and rows[2]["equal"]
+
+
 def test_errors():
     one = torch.ones(3, dtype=torch.float64)
     found = {"a": 1.5 * one.float(), "b": math.nan * one, "c": torch.ones(2), "d": 1e-3 * one}

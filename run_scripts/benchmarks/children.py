@@ -50,7 +50,7 @@ class Children:
             printed, errors = process.communicate()
         rows = [json.loads(line.removeprefix(ROW)) for line in printed.splitlines() if line.startswith(ROW)]
         if failure is None and process.returncode:
-            failure = f"ended with status {process.returncode}: {last_line(errors)}"
+            failure = f"ended with status {process.returncode}: {last_line_of(errors)}"
         return Answer(rows, failure)
 
     def _start(self):
@@ -66,7 +66,7 @@ def end(process: subprocess.Popen):
         os.killpg(process.pid, signal.SIGKILL)
 
 
-def last_line(text: str) -> str:
+def last_line_of(text: str) -> str:
     lines = text.strip().splitlines()
     return lines[-1] if lines else "it printed no error"
 

@@ -40,7 +40,7 @@ from .text import draw_batch, made_up_sentences
 
 OURS, ALLENNLP, OTHER = "this package", "AllenNLP", "other checkout"
 WORDS_OF_BATCHES = 60_000  # of the made-up text from which batches are drawn
-DTYPES = {"float32": torch.float32, "tf32": torch.float32, "bfloat16": torch.bfloat16}
+DTYPES_OF_PRODUCTS = {"float32": torch.float32, "tf32": torch.float32, "bfloat16": torch.bfloat16}
 
 
 def rows_of_case(device: torch.device, case: dict[str, Any]) -> Iterator[dict[str, Any]]:
@@ -54,7 +54,7 @@ def facts(case: dict[str, Any], device: torch.device) -> Iterator[dict[str, Any]
     if device.type == "cuda":
         row |= gpu_facts(device)._asdict()
     peaks = {}
-    for precision, dtype in DTYPES.items():
+    for precision, dtype in DTYPES_OF_PRODUCTS.items():
         with computing_in(device, precision), torch.autocast(device.type, enabled=False):
             peaks[precision] = peak_of_products(device, case["size"], dtype)
     yield row | {"peaks": peaks}

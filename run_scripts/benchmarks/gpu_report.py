@@ -23,6 +23,7 @@ from typing import Any
 
 import torch
 
+from modeling_elmo.directions import LAYERS_KERNELS
 from modeling_elmo.kernels.plan import BACKENDS
 
 from ..program.command_line import ProgramParser, option, run
@@ -30,9 +31,9 @@ from ..program.files import check_output, write_json
 from .children import Children, end
 from .device_timing import quartiles
 from .gpu_cases import ALLENNLP, OTHER, OURS
-from .layer_speed import CUDNN, DEFINITION, KERNELS_OF_LAYERS, PASSES
+from .layer_speed import CUDNN, DEFINITION, PASSES, STEPS_BY_LAUNCHES
 
-ROOT = Path(__file__).resolve().parents[2]
+CLONE = Path(__file__).resolve().parents[2]
 GPU_PARTS = ("tests", "layers", "pretraining", "inference")
 TRIALS = tuple(name for name in BACKENDS if name not in ("reference", "int8"))  # kernels that must be asked for
 AHEAD = 3  # processes that import torch while another one measures
@@ -67,7 +68,7 @@ class Sizes:
     product: int  # size of the matrices of the largest product
 
 
-SIZES = {
+SIZES_OF_CASES = {
     # Smallest first. 372x44 is the shape of a training batch. The larger size is the original's.
     "cuda": Sizes(
         layers=(
@@ -114,21 +115,27 @@ def main(arguments: list[str] | None = None) -> dict[str, Any]:
         conditions = header(children, parsed)
         rows = [{"part": "tests", **row} for row in rows_of_tests(parsed, deadline)] if "tests" in parsed.parts else []
         for case in cases(parsed, conditions):
-            print(f"{max(0, deadline - time.monotonic()):4.0f} s left: {describe(case)}", file=sys.stderr, flush=True)
-            rows += rows_of(children, case, deadline)
-    tables = report(conditions, rows)
+            print(
+                f"{max(0, deadline - time.monotonic()):4.0f} s left: {title_of_case(case)}", file=sys.stderr, flush=True
+            )
+            rows += measured_rows(children, case, deadline)
+    tables = whole_report(conditions, rows)
     print(tables)
     write_json(output, {"conditions": conditions, "rows": rows})
     output.with_suffix(".md").write_text(tables, encoding="utf-8")
     return {"conditions": conditions, "rows": rows}
 
 
+def tell(deadline: float, what: str):
+    print(f"{max(0, deadline - time.monotonic()):4.0f} s left: {what}", file=sys.stderr, flush=True)
+
+
 def header(children: Children, parsed: GPUReportArguments) -> dict[str, Any]:
-    answer = children.run({"part": "facts", "size": SIZES[kind_of(parsed)].product}, seconds=60)
+    answer = children.run({"part": "facts", "size": SIZES_OF_CASES[kind_of(parsed)].product}, seconds=60)
     if not answer.rows:
         raise RuntimeError(f"The device does not compute: {answer.failure}.")
     date = datetime.now(timezone.utc).strftime("%Y-%m-%d %H:%M UTC")
-    return {**answer.rows[0], "date": date, "commit": commit_of(ROOT), "against": commit_of(parsed.against)}
+    return {**answer.rows[0], "date": date, "commit": commit_of(CLONE), "against": commit_of(parsed.against)}
 
 
 def kind_of(parsed: GPUReportArguments) -> str:
@@ -139,7 +146,7 @@ def commit_of(folder: Path | str | None) -> str | None:
     """The commit of a clone, and whether it was changed; `unknown` outside of one."""
     if folder is None:
         return None
-    command = ["git", "-C", str(folder), "describe", "--always", "--dirty", "--abbrev=12"]
+    command = ["git", "-C", str(folder), "title_of_case", "--always", "--dirty", "--abbrev=12"]
     try:
         answer = subprocess.run(command, capture_output=True, encoding="utf-8")
     except FileNotFoundError:  # git is not installed
@@ -149,13 +156,15 @@ def commit_of(folder: Path | str | None) -> str | None:
 
 def cases(parsed: GPUReportArguments, conditions: dict[str, Any]) -> Iterator[Case]:
     """Kernels that must be asked for, and other packages, have processes of their own."""
-    sizes = SIZES[kind_of(parsed)]
-    trials = () if parsed.device == "cpu" else TRIALS
+    sizes = SIZES_OF_CASES[kind_of(parsed)]
+    is_card = parsed.device != "cpu"
+    trials = TRIALS if is_card else ()
+    kernels = [name for name in LAYERS_KERNELS if name != STEPS_BY_LAUNCHES and is_card]
     if "layers" in parsed.parts:
         for shape in sizes.layers:
             case = {"part": "layers", **dict(zip(("cells", "projection", "sequences", "steps"), shape, strict=True))}
-            yield {**case, "implementations": [KERNELS_OF_LAYERS[0], DEFINITION, CUDNN], "seconds": 40}
-            for kernel in KERNELS_OF_LAYERS[1:]:
+            yield {**case, "implementations": [STEPS_BY_LAUNCHES, DEFINITION, CUDNN], "seconds": 40}
+            for kernel in kernels:
                 yield {**case, "implementations": [kernel], "seconds": 25}
     if "pretraining" in parsed.parts:
         case = {"part": "pretraining", **sizes.pretraining, "seconds": 60}
@@ -175,13 +184,13 @@ def cases(parsed: GPUReportArguments, conditions: dict[str, Any]) -> Iterator[Ca
             yield {**case, "implementations": [name], "against": parsed.against}
 
 
-def describe(case: Case) -> str:
+def title_of_case(case: Case) -> str:
     names = [str(case[name]) for name in ("cells", "projection", "sequences", "steps", "tokens") if name in case]
     which = case.get("implementations", [case.get("backend") or OURS])
     return " ".join([case["part"], "/".join(names), ", ".join(which)])
 
 
-def rows_of(children: Children, case: Case, deadline: float) -> list[GPURow]:
+def measured_rows(children: Children, case: Case, deadline: float) -> list[GPURow]:
     """The rows of a case with its conditions and, if it failed or did not begin, a row that says so."""
     left = deadline - time.monotonic()
     if left <= 0:
@@ -195,7 +204,7 @@ def rows_of(children: Children, case: Case, deadline: float) -> list[GPURow]:
 
 def card_tests() -> dict[str, tuple[list[str], dict[str, str], float]]:
     """The tests for a card: arguments of pytest, variables and seconds by name."""
-    folder = ROOT / "tests"
+    folder = CLONE / "tests"
     marked = [str(path) for path in sorted(folder.glob("test_*.py")) if "mark.gpu" in path.read_text(encoding="utf-8")]
     kernels = [str(folder / name) for name in ("test_lstm_cuda.py", "test_softmax_cuda.py")]
     return {
@@ -215,14 +224,14 @@ def rows_of_tests(parsed: GPUReportArguments, deadline: float) -> Iterator[GPURo
         if time.monotonic() > deadline:
             yield {"tests": name, "failure": "not run: the time was over"}
             continue
-        print(f"{deadline - time.monotonic():4.0f} s left: tests {name}", file=sys.stderr, flush=True)
+        tell(deadline, f"tests {name}")
         yield {"tests": name, **result_of_pytest(arguments, variables, seconds)}
 
 
 def result_of_pytest(arguments: Sequence[str], variables: dict[str, str], seconds: float) -> GPURow:
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *arguments]
     options: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "encoding": "utf-8"}
-    process = subprocess.Popen(command, cwd=ROOT, env={**os.environ, **variables}, start_new_session=True, **options)
+    process = subprocess.Popen(command, cwd=CLONE, env={**os.environ, **variables}, start_new_session=True, **options)
     try:
         printed, _ = process.communicate(timeout=seconds)
     except subprocess.TimeoutExpired:
@@ -234,10 +243,16 @@ def result_of_pytest(arguments: Sequence[str], variables: dict[str, str], second
     return {"status": process.returncode, "summary": lines[-1].strip("= "), "failed": failed}
 
 
-def report(conditions: dict[str, Any], rows: list[GPURow]) -> str:
+def whole_report(conditions: dict[str, Any], rows: list[GPURow]) -> str:
     """The whole page in Markdown."""
+    tables = {
+        "tests": table_of_tests,
+        "layers": table_of_layers,
+        "pretraining": table_of_pretraining,
+        "inference": table_of_inference,
+    }
     blocks = [heading(conditions)]
-    for part, table in zip(GPU_PARTS, (table_of_tests, layer_table, pretraining_table, inference_table), strict=True):
+    for part, table in tables.items():
         chosen = [row for row in rows if row["part"] == part]
         if chosen:
             blocks.append(f"## {part.capitalize()}\n\n{table(chosen, conditions)}")
@@ -296,7 +311,7 @@ def speedup(row: GPURow | None, other: GPURow | None) -> float | None:
     return quartiles(other["milliseconds"])[1] / quartiles(row["milliseconds"])[1]
 
 
-def layer_table(rows: list[GPURow], conditions: dict[str, Any]) -> str:
+def table_of_layers(rows: list[GPURow], conditions: dict[str, Any]) -> str:
     """A line for each size, precision and implementation, and below it what is slower than `torch.nn.LSTM`."""
     shapes = dict.fromkeys((row["cells"], row["projection"], row["sequences"], row["steps"]) for row in rows)
     lines, slower = [], []
@@ -349,7 +364,7 @@ def failure_lines(rows: list[GPURow], where: list[str]) -> list[list[str]]:
     return [[*where, "-", ", ".join(row["implementations"]), "-", row["failure"], "-", "-"] for row in rows]
 
 
-def pretraining_table(rows: list[GPURow], conditions: dict[str, Any]) -> str:
+def table_of_pretraining(rows: list[GPURow], conditions: dict[str, Any]) -> str:
     peak = conditions["peaks"]["bfloat16"]
     lines = []
     for row in rows:
@@ -369,7 +384,7 @@ def pretraining_table(rows: list[GPURow], conditions: dict[str, Any]) -> str:
     return markdown([*columns, "device computes", "waiting for batches", "last loss"], lines)
 
 
-def inference_table(rows: list[GPURow], conditions: dict[str, Any]) -> str:
+def table_of_inference(rows: list[GPURow], conditions: dict[str, Any]) -> str:
     """A line for each batch, precision and implementation, and how many times as fast the first one is."""
     lines = []
     for batch in dict.fromkeys(row["batch"] for row in rows if "batch" in row):

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from modeling_elmo import ELMoConfig, elmo_backend
 from modeling_elmo.directions import kernel_of_both, run_layer_by_layer
+from modeling_elmo.kernels.plan import REFUSALS
 from modeling_elmo.kernels.sequences import Steps, Stream
 from modeling_elmo.modeling_elmo import ELMoLSTM
 
@@ -21,7 +22,7 @@ from .device_timing import Check, errors_of, measured_row
 from .model_speed import PRECISIONS, TorchLSTMLayer, computing_in, gates_of_torch
 from .timing import Outputs
 
-KERNELS_OF_LAYERS = ("fused",)  # beside the definition; the first one is the default
+STEPS_BY_LAUNCHES = "fused"  # the kernel that every accelerator has
 PASSES = ("forward", "with gradients")
 DEFINITION, CUDNN = "plain definition", "torch.nn.LSTM"
 MOST_RATIO_OF_TORCH = 10.0  # it returns its cells in bfloat16
@@ -109,7 +110,7 @@ def run_definition(layer: Layer, name: str) -> Outputs:
         with elmo_backend("reference"):
             return [lstm(stream, hidden[None], cell[None]) for lstm, stream, hidden, cell in states]
 
-    return results_of(layer, forward, name)
+    return results_of_pass(layer, forward, name)
 
 
 def run_kernel(layer: Layer, kernel: str, name: str) -> Outputs:
@@ -118,12 +119,16 @@ def run_kernel(layer: Layer, kernel: str, name: str) -> Outputs:
         starts = list(zip(layer.hidden[:, None], layer.cells[:, None], strict=True))
         of_both = kernel_of_both(layer.lstms, layer.steps.batch_sizes, kernel)
         assert of_both is not None
-        return run_layer_by_layer(of_both, layer.lstms, streams, starts)
+        results = run_layer_by_layer(of_both, layer.lstms, streams, starts)
+        refusal = REFUSALS.get(None) or REFUSALS.get(layer.cells.device)
+        if kernel != STEPS_BY_LAUNCHES and refusal:  # which computed instead
+            raise RuntimeError(refusal)
+        return results
 
-    return results_of(layer, forward, name)
+    return results_of_pass(layer, forward, name)
 
 
-def results_of(layer: Layer, forward: Callable[[list[Tensor]], list[Any]], name: str) -> Outputs:
+def results_of_pass(layer: Layer, forward: Callable[[list[Tensor]], list[Any]], name: str) -> Outputs:
     """Outputs and cells of both directions or, with gradients, the gradients of inputs and weights, too."""
     wants_gradients = name != PASSES[0]
     inputs = [values.detach().requires_grad_(wants_gradients) for values in layer.inputs]

@@ -21,7 +21,7 @@ from modeling_elmo import elmo_backend
 from ..pretraining.corpus import Corpus, CorpusArguments
 from ..pretraining.loop import Pretraining, PretrainingArguments
 from ..pretraining.starting_model import ModelArguments, RunStart
-from .model_speed import backend_context
+from .model_speed import backend_context, computing_in
 from .text import made_up_sentences
 
 WINDOWS = 5  # entries of the log that count; the one before them is not counted
@@ -64,7 +64,8 @@ def pretraining_rows(case: dict[str, Any], device: torch.device) -> Iterator[dic
     """One row, for batches of `case["tokens"]` and a backend."""
     per_window = case["steps"] // WINDOWS
     timed = per_window * (WINDOWS + 1)
-    with TemporaryDirectory() as folder, backend_context(case["backend"]):
+    in_tf32 = computing_in(device, "tf32")  # as `--tf32`; bfloat16 is the accelerator's matter
+    with TemporaryDirectory() as folder, backend_context(case["backend"]), in_tf32:
         training = begin(case, device, Path(folder), per_window, timed + PROFILED + 1)
         recorder = StepRecorder(training, timed)
         vars(training).update(_step=recorder.step, _backward=recorder.backward)
@@ -91,7 +92,6 @@ def begin(case: dict[str, Any], device: torch.device, folder: Path, logging_step
     text.write_text("".join(" ".join(words) + "\n" for words in sentences), encoding="utf-8")
     is_cpu = device.type == "cpu"
     accelerator = Accelerator(mixed_precision="no" if is_cpu else "bf16", cpu=is_cpu)
-    torch.set_float32_matmul_precision("high")  # as `--tf32`
     model = ModelArguments(
         preset=case["preset"],
         config_overrides=json.dumps(case["config"]),
