@@ -141,9 +141,11 @@ def computing_in(device: torch.device, precision: str) -> Iterator[None]:
     torch.set_float32_matmul_precision("high" if precision == "tf32" else "highest")
     # torch's own choice is TF32 for cuDNN, which computes convolutions and `torch.nn.LSTM`, also in float32.
     cudnn = torch.backends.cudnn.flags(enabled=True, allow_tf32=precision != "float32")
-    with cudnn, torch.autocast(device.type, torch.bfloat16, enabled=precision == "bfloat16"):
-        yield
-    torch.set_float32_matmul_precision(before)
+    try:
+        with cudnn, torch.autocast(device.type, torch.bfloat16, enabled=precision == "bfloat16"):
+            yield
+    finally:
+        torch.set_float32_matmul_precision(before)
 
 
 def in_precision(
