@@ -49,8 +49,9 @@ class Layer(NamedTuple):
     def to(self, device: torch.device, dtype: torch.dtype) -> "Layer":
         lstms = [lstm.to(device, dtype) for lstm in self.lstms]
         inputs = [values.to(device, dtype) for values in self.inputs]
-        others = [values.to(device, dtype) for values in self[2:6]]
-        return Layer(lstms, inputs, *others, self.steps.to(device))
+        hidden, cells = self.hidden.to(device, dtype), self.cells.to(device, dtype)
+        gradients = self.grad_outputs.to(device, dtype), self.grad_cells.to(device, dtype)
+        return Layer(lstms, inputs, hidden, cells, *gradients, self.steps.to(device))
 
 
 def make_layer(cells: int, projection: int, sequences: int, steps: int) -> Layer:
