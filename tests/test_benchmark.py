@@ -110,13 +110,11 @@ def test_no_figure_for_a_wrong_lstm(part, wrong, output, monkeypatch, capsys):
     assert "speedup" not in capsys.readouterr().out
 
 
-def test_no_figure_for_a_wrong_step(monkeypatch):
-    wrong_step = lambda loss, *_: {"loss": loss() + 1}  # noqa: E731
-    monkeypatch.setattr(step_speed, "take_step", wrong_step)
-    with pytest.raises(ValueError, match="'layers stored' is wrong: its output 'loss'"):
-        measured("--parts", "fine_tuning")
-    with pytest.raises(ValueError, match="'full' is wrong: its output 'loss'"):
-        measured("--parts", "pretraining")
+@pytest.mark.parametrize("part, name", [("fine_tuning", "layers stored"), ("pretraining", "full")])
+def test_no_figure_for_a_wrong_step(part, name, monkeypatch):
+    monkeypatch.setattr(step_speed, "take_step", lambda loss, *_: {"loss": loss() + 1})
+    with pytest.raises(ValueError, match=f"'{name}' is wrong: its output 'loss'"):
+        measured("--parts", part)
 
 
 def test_relative_error():
@@ -155,9 +153,16 @@ def test_no_figure_for_a_wrong_peer(tmp_path):
         (["--output", "."], r"--output \."),
         (["--batches", "4x20sparse"], "'4x20sparse'.*ROWSxWORDS"),
         (["--training_batches", "100x40dense"], "100x40dense"),
+        (["--parts", "heads", "--peer", "there"], "--peer is not read in --parts heads; pass one of inference, "),
+        (["--parts", "pretraining", "--peer", "there"], "--peer is not read in --parts pretraining"),
+        (["--parts", "fine_tuning", "--against", "there"], "--against is not read in --parts fine_tuning"),
+        (["--device", "cuda"], "--device cuda: torch cannot compute on it here"),
+        (["--device", "cuda", "--parts", "inference", "tokenizer"], "--device cuda .* leave out .*--parts"),
+        (["--device", "cuda", "--against", "there"], "--device cuda .* leave out .*--against"),
     ],
 )
-def test_mistakes(options, received):
+def test_mistakes(options, received, monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     with pytest.raises((ValueError, OSError), match=received):
         measured(*options)
 
@@ -248,18 +253,3 @@ def test_float32_has_no_tf32():
         "bfloat16": ("highest", True, True),
     }
     assert torch.backends.cudnn.allow_tf32 and torch.get_float32_matmul_precision() == "highest"
-
-
-def test_options_that_no_part_reads():
-    for part, option in (("heads", "peer"), ("pretraining", "peer"), ("fine_tuning", "against")):
-        with pytest.raises(ValueError, match=f"--{option} is not read in --parts {part}; pass one of inference, "):
-            benchmark.main(["--parts", part, f"--{option}", "there"])
-
-
-def test_options_of_a_device(monkeypatch):
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    with pytest.raises(ValueError, match="--device cuda: torch cannot compute on it here"):
-        benchmark.main(["--device", "cuda"])
-    for option in (["--parts", "inference", "tokenizer"], ["--against", "there"]):
-        with pytest.raises(ValueError, match=f"--device cuda .* leave out .*{option[0]}"):
-            benchmark.main(["--device", "cuda", *option])

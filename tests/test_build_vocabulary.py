@@ -5,13 +5,20 @@ from pathlib import Path
 import pytest
 from datasets import Dataset, DatasetDict
 from places import TEXT
+from pretraining_worker import arguments_of
 
 from modeling_elmo import ELMoTokenizer
 from modeling_elmo.run_scripts.build_vocabulary import main
 
 LINES = [line for name in ("en.txt", "ko.txt") for line in (TEXT / name).read_text("utf-8").splitlines()]
 COUNTS = Counter(word for line in LINES for word in line.split())
-WORDS = ("--is_split_into_words", "--train_file")
+BOTH = ("--is_split_into_words", "--train_file", TEXT / "en.txt", TEXT / "ko.txt")
+
+
+@pytest.fixture
+def vocab(tmp_path):
+    """The file of the vocabulary."""
+    return tmp_path / "vocab.txt"
 
 
 def build(output, *options):
@@ -22,10 +29,10 @@ def words_of(path):
     return path.read_text("utf-8").splitlines()
 
 
-def test_counts(tmp_path, capsys):
-    report = build(tmp_path / "vocab.txt", *WORDS, TEXT / "en.txt", TEXT / "ko.txt", "--max_word_length", 12)
+def test_counts(vocab, capsys):
+    report = build(vocab, *BOTH, "--max_word_length", 12)
     expected = sorted(COUNTS, key=lambda word: (-COUNTS[word], word))
-    assert words_of(tmp_path / "vocab.txt") == ["<S>", "</S>", "<UNK>", *expected]
+    assert words_of(vocab) == ["<S>", "</S>", "<UNK>", *expected]
     cut = {word for word in COUNTS if len(word.encode()) > 10}
     assert report["texts"] == len(LINES)
     assert report["words"] == COUNTS.total()
@@ -36,20 +43,20 @@ def test_counts(tmp_path, capsys):
     assert f"{COUNTS.total():,} words in {len(LINES):,} texts" in capsys.readouterr().out
 
 
-def test_size_frequency_and_coverage(tmp_path):
-    report = build(tmp_path / "vocab.txt", *WORDS, TEXT / "en.txt", TEXT / "ko.txt", "--vocabulary_size", 104)
-    words = words_of(tmp_path / "vocab.txt")
+def test_size_frequency_and_coverage(vocab):
+    report = build(vocab, *BOTH, "--vocabulary_size", 104)
+    words = words_of(vocab)
     assert len(words) == 103 and report["vocab_size"] == 104
     assert report["coverage"] == pytest.approx(sum(count for _, count in COUNTS.most_common(100)) / COUNTS.total())
-    build(tmp_path / "vocab.txt", *WORDS, TEXT / "en.txt", TEXT / "ko.txt", "--min_frequency", 5, "--overwrite")
-    assert set(words_of(tmp_path / "vocab.txt")[3:]) == {word for word, count in COUNTS.items() if count >= 5}
+    build(vocab, *BOTH, "--min_frequency", 5, "--overwrite")
+    assert set(words_of(vocab)[3:]) == {word for word, count in COUNTS.items() if count >= 5}
 
 
 @pytest.mark.parametrize("options", [{}, {"pre_tokenization": "treebank"}], ids=["default", "treebank"])
-def test_the_tokenizer_knows_the_words_that_the_report_covers(tmp_path, options):
-    flags = [flag for name, value in options.items() for flag in (f"--{name}", value)]
-    report = build(tmp_path / "vocab.txt", "--train_file", TEXT / "en_raw.txt", "--vocabulary_size", 500, *flags)
-    tokenizer = ELMoTokenizer(vocab_file=tmp_path / "vocab.txt", **options)
+def test_the_tokenizer_knows_the_words_that_the_report_covers(vocab, options):
+    flags = arguments_of(options)
+    report = build(vocab, "--train_file", TEXT / "en_raw.txt", "--vocabulary_size", 500, *flags)
+    tokenizer = ELMoTokenizer(vocab_file=vocab, **options)
     ids = tokenizer((TEXT / "en_raw.txt").read_text("utf-8").splitlines(), add_special_tokens=False)
     ids = [index for text in ids["input_ids"] for index in text]
     assert len(tokenizer) == 500
@@ -57,25 +64,15 @@ def test_the_tokenizer_knows_the_words_that_the_report_covers(tmp_path, options)
     assert 1 - ids.count(3) / len(ids) == pytest.approx(report["coverage"])
 
 
-def test_text_that_was_split_by_other_rules(tmp_path, caplog):
-    options = ["--train_file", TEXT / "inaugural_heldout.txt", "--overwrite", "--is_split_into_words"]
-    build(tmp_path / "vocab.txt", *options)
-    assert "split into words as by the rules treebank (n't or -LRB- in 4 lines)" in caplog.text
-    caplog.clear()
-    build(tmp_path / "vocab.txt", *options, "--pre_tokenization", "treebank")
-    build(tmp_path / "vocab.txt", "--train_file", TEXT / "en_raw.txt", "--overwrite")
-    assert not caplog.text
-
-
-def test_cut_words_of_a_lexicon_are_counted_in_characters(tmp_path):
+def test_cut_words_of_a_lexicon_are_counted_in_characters(vocab, tmp_path):
     (tmp_path / "text.txt").write_text("밥밥밥밥 밥 abcde", "utf-8")
     inputs = ["--train_file", tmp_path / "text.txt", "--max_word_length", 6, "--overwrite"]
-    assert build(tmp_path / "vocab.txt", *inputs)["cut_distinct_words"] == 2
-    assert build(tmp_path / "vocab.txt", *inputs, "--alphabet", "lexicon")["cut_distinct_words"] == 1
+    assert build(vocab, *inputs)["cut_distinct_words"] == 2
+    assert build(vocab, *inputs, "--alphabet", "lexicon")["cut_distinct_words"] == 1
 
 
 @pytest.mark.parametrize("kind", ["single", "in splits", "streamed"])
-def test_data_sets(tmp_path, kind):
+def test_data_sets(vocab, tmp_path, kind):
     data = Dataset.from_dict({"tokens": [["a", "b c", "", "x\ny", " d"], ["a"]]})
     options = ["--dataset", tmp_path / "data", "--text_column", "tokens"]
     if kind == "streamed":
@@ -86,9 +83,9 @@ def test_data_sets(tmp_path, kind):
         options += ["--split", "dev"]
     else:
         data.save_to_disk(tmp_path / "data")
-    assert build(tmp_path / "vocab.txt", *options)["texts"] == 2
-    assert words_of(tmp_path / "vocab.txt")[3:] == ["a", "b c"]
-    assert len(ELMoTokenizer(vocab_file=tmp_path / "vocab.txt")) == 6
+    assert build(vocab, *options)["texts"] == 2
+    assert words_of(vocab)[3:] == ["a", "b c"]
+    assert len(ELMoTokenizer(vocab_file=vocab)) == 6
 
 
 @pytest.mark.parametrize(
@@ -104,7 +101,7 @@ def test_data_sets(tmp_path, kind):
         (["--dataset", "data", "--split", "dev"], r"--split dev: .*'train'"),
     ],
 )
-def test_bad_input(tmp_path, monkeypatch, options, message):
+def test_bad_input(vocab, tmp_path, monkeypatch, options, message):
     monkeypatch.chdir(tmp_path)
     for name, text in (("text.txt", "a"), ("blank.txt", "\n \n"), ("mine.txt", "mine")):
         Path(name).write_text(text, "utf-8")
@@ -114,10 +111,10 @@ def test_bad_input(tmp_path, monkeypatch, options, message):
     assert not Path("vocab.txt").exists() and Path("mine.txt").read_text("utf-8") == "mine"
 
 
-def test_words_that_do_not_fit_in_a_line_are_counted_as_unknown(tmp_path):
+def test_words_that_do_not_fit_in_a_line_are_counted_as_unknown(vocab, tmp_path):
     """But a text with no other words is refused."""
     (tmp_path / "a.jsonl").write_text(json.dumps({"text": ["a", "", "x\ny", "b"]}), "utf-8")
-    report = build(tmp_path / "vocab.txt", "--train_file", tmp_path / "a.jsonl")
+    report = build(vocab, "--train_file", tmp_path / "a.jsonl")
     assert (report["words"], report["coverage"], report["vocab_size"]) == (4, 0.5, 6)
     (tmp_path / "b.txt").write_text("\x01", "utf-8")
     with pytest.raises(ValueError, match="no word in .*b.txt"):

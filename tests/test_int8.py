@@ -36,6 +36,11 @@ def make_wide_model(cls=ELMoModel, **options):
     return tiny_model(cls, **{"lstm_hidden_size": 96, "projection_size": 32, "vocab_size": 60, **options})
 
 
+@pytest.fixture
+def quantized():
+    return make_wide_model().quantize()
+
+
 def make_inputs():
     return ELMoTokenizer()(TEXTS, padding=True, return_tensors="pt")
 
@@ -110,13 +115,12 @@ def test_a_quantized_model_is_near_float32_and_equals_the_backend(projected):
 
 
 @needs_int8
-def test_a_row_does_not_depend_on_its_batch():
-    model = make_wide_model().quantize()
-    alone = top(model)
-    rows, width = len(TEXTS), model.config.projection_size
-    hidden, cell = torch.zeros(rows, 2, 2, width), torch.zeros(rows, 2, 2, model.config.lstm_hidden_size)
+def test_a_row_does_not_depend_on_its_batch(quantized):
+    alone = top(quantized)
+    rows, width = len(TEXTS), quantized.config.projection_size
+    hidden, cell = torch.zeros(rows, 2, 2, width), torch.zeros(rows, 2, 2, quantized.config.lstm_hidden_size)
     hidden[1], hidden[2] = 1e6, torch.nan
-    found = top(model, initial_states=(hidden, cell))
+    found = top(quantized, initial_states=(hidden, cell))
     assert found[2].isnan().any() and not found[:2].isnan().any()
     assert torch.equal(found[0], alone[0])
 
@@ -171,11 +175,10 @@ def test_gradients_come_back_and_counts_stay():
 
 @needs_int8
 @pytest.mark.slow
-def test_without_the_package(tmp_path):
+def test_without_the_package(tmp_path, quantized):
     """transformers reads the folder with the code in it, which registers the quantizer."""
-    model = make_wide_model().quantize()
-    model.save_pretrained(tmp_path / "model")
-    torch.save((dict(make_inputs()), top(model)), tmp_path / "expected.pt")
+    quantized.save_pretrained(tmp_path / "model")
+    torch.save((dict(make_inputs()), top(quantized)), tmp_path / "expected.pt")
     script = (
         "import torch; from transformers import AutoModel\n"
         "inputs, expected = torch.load('expected.pt')\n"
@@ -186,29 +189,27 @@ def test_without_the_package(tmp_path):
         "    model.save_pretrained('again')\n"
     )
     run(new_environment(tmp_path / "venv"), "-c", script, cwd=tmp_path, HF_HOME=str(tmp_path / "home"))
-    assert torch.equal(top(AutoModel.from_pretrained(tmp_path / "again")), top(model))
+    assert torch.equal(top(AutoModel.from_pretrained(tmp_path / "again")), top(quantized))
 
 
 @needs_int8
-def test_copies_workers_and_other_processes():
-    model = make_wide_model().quantize()
-    expected = top(model)
-    for other in (copy.deepcopy(model), pickle.loads(pickle.dumps(model))):
+def test_copies_workers_and_other_processes(quantized):
+    expected = top(quantized)
+    for other in (copy.deepcopy(quantized), pickle.loads(pickle.dumps(quantized))):
         assert torch.equal(top(other), expected)
     other.forward_lstm.layers[0].projection.scales.mul_(2)
     assert error_of(top(other), expected) > 0.1  # the packed copy follows
-    other.load_state_dict(model.state_dict())
+    other.load_state_dict(quantized.state_dict())
     assert torch.equal(top(other), expected)
-    loader = torch.utils.data.DataLoader([0], num_workers=1, collate_fn=lambda _: top(model))
+    loader = torch.utils.data.DataLoader([0], num_workers=1, collate_fn=lambda _: top(quantized))
     assert torch.equal(next(iter(loader)), expected)
 
 
 @needs_int8
 @needs_numbers
-def test_a_quantized_model_refuses_tangents_of_functions():
-    model = make_wide_model().quantize()
+def test_a_quantized_model_refuses_tangents_of_functions(quantized):
     with refused("A quantized layer has no gradients"):
-        jvp(model, *torch.randn(2, 1, 3, 32))
+        jvp(quantized, *torch.randn(2, 1, 3, 32))
 
 
 @needs_int8
@@ -269,12 +270,11 @@ def test_a_vocabulary_cache_is_made_afterwards(tmp_path):
 
 
 @needs_int8
-def test_compiled_under_autocast_and_elsewhere():
-    model = make_wide_model().quantize()
-    expected = top(model)
+def test_compiled_under_autocast_and_elsewhere(quantized):
+    expected = top(quantized)
     with torch.autocast("cpu", torch.bfloat16):
-        assert error_of(top(model).float(), expected) < 0.03
-    assert error_of(top(torch.compile(model, backend="eager")), expected) < 5e-3
+        assert error_of(top(quantized).float(), expected) < 0.03
+    assert error_of(top(torch.compile(quantized, backend="eager")), expected) < 5e-3
     layer, inputs = Int8Linear.from_linear(nn.Linear(8, 4)).to("meta"), torch.ones(3, 8, device="meta")
     with torch.no_grad():
         assert make_plan([layer], inputs) == ("reference", "int8 is not built for torch.float32 on meta")

@@ -33,6 +33,7 @@ from modeling_elmo import (
 SENTENCE = "He is in (London), Paris."
 WORDS = ["He", "is", "in", "(", "London", ")", ",", "Paris", "."]
 LABELS = {0: "O", 1: "B-LOC"}
+QUIET = {"use_cpu": True, "report_to": "none", "save_strategy": "no", "disable_tqdm": True}
 
 
 def tiny_config(tokenizer, **options):
@@ -127,6 +128,7 @@ def test_zero_shot_pipeline_reads_pairs(options):
 
 TRAINED = {
     "language_model": (ELMoForPreTraining, {}),
+    "causal": (ELMoForCausalLM, {}),
     "tagger": HEADS["tagger-both"],
     "tagger_linear": HEADS["tagger-linear"],
     "bcn": HEADS["bcn-input"],
@@ -142,7 +144,7 @@ def training_setup(model_class, options):
     """A model, unpadded examples with labels, and the stock collator for them."""
     model = make_model(model_class, **{"freeze_bilm": False, "scalar_mix_l2": 0.1, **options})
     tokenizer = ELMoTokenizer(max_word_length=model.config.max_word_length)
-    is_language_model = model_class is ELMoForPreTraining
+    is_language_model = model_class in (ELMoForPreTraining, ELMoForCausalLM)
     batch = make_batch(model.config) if is_language_model else batch_of(model)
     batch |= {} if is_language_model else targets_of(model, batch)
     features = []
@@ -171,24 +173,15 @@ def test_trainer_steps_along_the_gradient_of_the_whole_batch(model_class, option
     model, features, collator = training_setup(model_class, options)
     before = {name: parameter.detach().clone() for name, parameter in model.named_parameters()}
     model(**collator(features)).loss.backward()
-    gradients = {name: parameter.grad.clone() for name, parameter in model.named_parameters()}
+    gradients = {name: parameter.grad for name, parameter in model.named_parameters()}  # none backward, if causal
     model.zero_grad()
-    arguments = TrainingArguments(
-        tmp_path,
-        per_device_train_batch_size=2,
-        gradient_accumulation_steps=2,
-        max_steps=1,
-        optim="sgd",
-        learning_rate=1.0,
-        max_grad_norm=0.0,
-        use_cpu=True,
-        report_to="none",
-        save_strategy="no",
-        disable_tqdm=True,
-    )
+    sizes = {"per_device_train_batch_size": 2, "gradient_accumulation_steps": 2, "max_steps": 1}
+    arguments = TrainingArguments(tmp_path, **sizes, optim="sgd", learning_rate=1.0, max_grad_norm=0.0, **QUIET)
     Trainer(model, arguments, data_collator=collator, train_dataset=features).train()
     for name, parameter in model.named_parameters():
-        assert_close(before[name] - parameter, gradients[name], rtol=1e-4, atol=1e-6, msg=name)
+        change, gradient = before[name] - parameter, gradients[name]
+        expected = torch.zeros_like(change) if gradient is None else gradient
+        assert_close(change, expected, rtol=1e-4, atol=1e-6, msg=name)
 
 
 class LossOfAnotherTrainer(Trainer):
@@ -217,8 +210,7 @@ def test_an_option_for_which_trainer_takes_labels_is_named(
     def train(trainer_class=Trainer, smoothing=0.0, **more):
         warnings_of_transformers.clear()
         model = model_class(ELMoConfig.from_preset("tiny", vocab_size=8, **options))
-        usual = {"max_steps": 1, "use_cpu": True, "report_to": "none", "disable_tqdm": True, "save_strategy": "no"}
-        arguments = TrainingArguments(tmp_path, label_smoothing_factor=smoothing, **usual)
+        arguments = TrainingArguments(tmp_path, label_smoothing_factor=smoothing, max_steps=1, **QUIET)
         trainer_class(model, arguments, train_dataset=[row] * 2, **more).train()
         return [message for message in warnings_of_transformers.messages if "receives no `labels`" in message]
 
@@ -239,11 +231,11 @@ def test_an_option_for_which_trainer_takes_labels_is_named(
 def test_label_smoothing_of_a_language_model_is_refused(tmp_path):
     config = ELMoConfig.from_preset("tiny", vocab_size=8)
     row = {"input_ids": torch.tensor([1, 3, 4, 2]), "character_ids": torch.full((4, 50), 5)}
-    options = {"label_smoothing_factor": 0.1, "max_steps": 1, "use_cpu": True, "report_to": "none"}
     rows = [{**row, "labels": row["input_ids"]}] * 2
     model = ELMoForPreTraining(config)
     with pytest.raises(KeyError, match="no `logits`, which Trainer's `label_smoothing_factor` reads; leave it out"):
-        Trainer(model, TrainingArguments(tmp_path, **options), train_dataset=rows).train()
+        arguments = TrainingArguments(tmp_path, label_smoothing_factor=0.1, max_steps=1, **QUIET)
+        Trainer(model, arguments, train_dataset=rows).train()
     with pytest.raises(KeyError, match="has losses and no `logits`; call `score` or `predict_words`"):
         model(**{name: tensor[None] for name, tensor in row.items()})["logits"]
 
@@ -251,9 +243,7 @@ def test_label_smoothing_of_a_language_model_is_refused(tmp_path):
 @every_model
 def test_trainer_evaluates_the_loss_and_gathers_only_logits(model_class, options, tmp_path):
     model, features, collator = training_setup(model_class, options)
-    arguments = TrainingArguments(
-        tmp_path, per_device_eval_batch_size=3, use_cpu=True, report_to="none", disable_tqdm=True
-    )
+    arguments = TrainingArguments(tmp_path, per_device_eval_batch_size=3, **QUIET)
     model.config.output_hidden_states = True
     found = Trainer(model, arguments, data_collator=collator, eval_dataset=features).predict(features)
     assert np.isfinite(found.metrics["test_loss"])
@@ -262,6 +252,8 @@ def test_trainer_evaluates_the_loss_and_gathers_only_logits(model_class, options
     elif model_class is ELMoForSemanticRoleLabeling:
         logits, predicates = found.predictions
         assert logits.shape == (*predicates.shape, 5) and len(predicates) == 4
+    elif model_class is ELMoForCausalLM:
+        assert found.predictions.shape[:2] == (4, max(len(each["input_ids"]) for each in features))
     elif model_class is not ELMoForPreTraining:
         assert isinstance(found.predictions, np.ndarray) and found.predictions.shape[-1] == 5
 
@@ -329,9 +321,7 @@ def test_adapters_of_peft(freeze_bilm, tmp_path):
     original = copy.deepcopy(model.elmo.state_dict())
     lora = peft.LoraConfig(r=2, lora_alpha=6, target_modules=["input_linear", "state_linear", "projection"])
     model.elmo = peft.get_peft_model(model.elmo, lora)
-    arguments = TrainingArguments(
-        tmp_path / "run", max_steps=5, learning_rate=0.1, use_cpu=True, report_to="none", disable_tqdm=True
-    )
+    arguments = TrainingArguments(tmp_path / "run", max_steps=5, learning_rate=0.1, **QUIET)
     Trainer(model, arguments, data_collator=collator, train_dataset=features).train()
     weights, batch = model.elmo.state_dict(), collator(features)
     trained = model.eval()(**batch).logits
