@@ -9,7 +9,7 @@ import json
 import re
 import threading
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from typing import Any, NamedTuple
+from typing import Any
 from urllib.parse import unquote, urlsplit
 
 TOKENS = ["hf_" + letter * 34 for letter in "Qz"]  # as long as real tokens
@@ -21,19 +21,15 @@ def oid(content: bytes) -> str:
     return hashlib.sha1(b"blob %d\0" % len(content) + content).hexdigest()
 
 
-class Request(NamedTuple):
-    method: str
-    path: str
-    authorization: str | None
-    body: bytes
-
-
 class Refused(Exception):
-    """Status, `X-Error-Code` and `X-Error-Message`."""
+    """Status and `X-Error-Code`."""
 
 
 class Hub(ThreadingHTTPServer):
-    """Answers at `endpoint` while its `with` block runs; `requests` lists the requests, `files` those of each name."""
+    """Answers at `endpoint` while its `with` block runs.
+
+    `requests` lists path and authorization of the requests, `files` the files of each name.
+    """
 
     daemon_threads = True
 
@@ -41,7 +37,7 @@ class Hub(ThreadingHTTPServer):
         super().__init__(("127.0.0.1", 0), Handler)
         self.endpoint = f"http://127.0.0.1:{self.server_port}"
         self.files: dict[str, dict[str, bytes]] = {}
-        self.requests: list[Request] = []
+        self.requests: list[tuple[str, str | None]] = []
 
     def __enter__(self) -> "Hub":
         threading.Thread(target=self.serve_forever, args=(0.01,), daemon=True).start()
@@ -53,40 +49,35 @@ class Hub(ThreadingHTTPServer):
     def commit_of(self, repo: str) -> str:
         return oid(repr(sorted(self.files[repo].items())).encode())
 
-    def answer(self, request: Request) -> Any:
+    def answer(self, path: str, body: bytes | None, authorization: str | None) -> Any:
         """Bytes of a file, or what becomes JSON."""
-        if request.method == "POST" and request.authorization not in [f"Bearer {token}" for token in TOKENS]:
-            raise Refused(401, "", "Invalid username or password.")
-        if request.path == "/api/validate-yaml":
+        if body is not None and authorization not in [f"Bearer {token}" for token in TOKENS]:
+            raise Refused(401, "")
+        if path == "/api/validate-yaml":
             return {}
-        if request.path == "/api/repos/create":
-            asked = json.loads(request.body)
+        if path == "/api/repos/create":
+            asked = json.loads(body)
             repo = f"{asked['organization']}/{asked['name']}"
             self.put(repo, {})
             return {"url": f"{self.endpoint}/{repo}"}
-        repo, action, revision, path = ROUTE.fullmatch(request.path).groups()
+        repo, action, revision, file = ROUTE.fullmatch(path).groups()
         if repo not in self.files:
-            raise Refused(404 if request.authorization else 401, "RepoNotFound", "Repository not found")
+            raise Refused(404 if authorization else 401, "RepoNotFound")
         files, main = self.files[repo], self.commit_of(repo)
         if revision not in (None, "main", main):
-            raise Refused(404, "RevisionNotFound", f"Invalid rev id: {revision}")
+            raise Refused(404, "RevisionNotFound")
         if action == "preupload":
-            paths = [file["path"] for file in json.loads(request.body)["files"]]
+            paths = [each["path"] for each in json.loads(body)["files"]]
             return {"files": [{"path": each, "uploadMode": "regular", "shouldIgnore": False} for each in paths]}
         if action == "commit":
-            lines = map(json.loads, request.body.splitlines())
+            lines = [json.loads(line) for line in body.splitlines()]
             new = [line["value"] for line in lines if line["key"] == "file"]
-            self.put(repo, {file["path"]: base64.b64decode(file["content"]) for file in new})
+            self.put(repo, {each["path"]: base64.b64decode(each["content"]) for each in new})
             return {"commitUrl": f"{self.endpoint}/{repo}/commit/main", "commitOid": self.commit_of(repo)}
-        if action == "tree":
-            below = {name: content for name, content in files.items() if not path or name.startswith(f"{path}/")}
-            if not below:
-                raise Refused(404, "EntryNotFound", f"{path} does not exist.")
-            return [{"type": "file", "path": name, "oid": oid(each), "size": len(each)} for name, each in below.items()]
-        if action == "resolve":
-            if path not in files:
-                raise Refused(404, "EntryNotFound", "Entry not found")
-            return files[path]
+        if action == "resolve" and file in files:
+            return files[file]
+        if action:
+            raise Refused(404, "EntryNotFound")
         return {"id": repo, "sha": main, "tags": [], "siblings": [{"rfilename": name} for name in files]}
 
 
@@ -95,18 +86,18 @@ class Handler(BaseHTTPRequestHandler):
     server: Hub
 
     def ask_hub(self):
-        body = self.rfile.read(int(self.headers["Content-Length"] or 0))
-        request = Request(self.command, unquote(urlsplit(self.path).path), self.headers["Authorization"], body)
-        self.server.requests.append(request)
+        length = self.headers["Content-Length"]
+        body = self.rfile.read(int(length)) if length else None
+        path, authorization = unquote(urlsplit(self.path).path), self.headers["Authorization"]
+        self.server.requests.append((path, authorization))
         headers, status = {}, 200
         try:
-            content = self.server.answer(request)
+            content = self.server.answer(path, body, authorization)
         except Refused as refusal:
-            status, code, message = refusal.args
-            content, headers = {"error": message}, {"X-Error-Code": code, "X-Error-Message": message}
+            status, code = refusal.args
+            content, headers = {}, {"X-Error-Code": code}
         if isinstance(content, bytes):
-            repo = ROUTE.fullmatch(request.path)[1]
-            headers = {"X-Repo-Commit": self.server.commit_of(repo), "ETag": f'"{oid(content)}"'}
+            headers = {"X-Repo-Commit": self.server.commit_of(ROUTE.fullmatch(path)[1]), "ETag": f'"{oid(content)}"'}
         else:
             content = json.dumps(content).encode()
         self.send_response(status)

@@ -1,7 +1,6 @@
 """A user of models on the Hub: `python hub_worker.py [MODULE ...]` imports the modules and reads lines.
 
-A line is JSON, `[name of a function below, its arguments]`. Each call has a forked process of its own, which shares no
-state with the others and need not import anything. The answer is a line, `{"found": ...}` or `{"error": ...}`.
+A line is JSON, `[name of a function below, its arguments]`. The answer is a line, `{"found": ...}` or `{"error": ...}`.
 """
 
 import importlib
@@ -65,36 +64,23 @@ def run_script(script: str, arguments: list[str]):
     importlib.import_module(f"modeling_elmo.run_scripts.{script}").main(arguments)
 
 
-def in_a_fork(name: str, arguments: dict) -> str:
-    answers, answer = os.pipe()
-    child = os.fork()
-    if not child:
-        sys.stdin = io.StringIO()  # transformers asks there whether code is trusted
-        try:
-            with mock.patch("time.sleep"):  # half a minute before huggingface_hub gives up
-                result = {"found": globals()[name](**arguments)}
-        except BaseException as error:  # argparse exits
-            traceback.print_exc()
-            result = {"error": f"{type(error).__name__}: {error}"}
-        with open(answer, "w", encoding="utf-8") as file:
-            json.dump(result, file)
-        sys.stdout.flush()
-        sys.stderr.flush()
-        os._exit(0)
-    os.close(answer)
-    with open(answers, encoding="utf-8") as file:
-        text = file.read()
-    os.waitpid(child, 0)
-    return text
+def answer(name: str, arguments: dict) -> dict:
+    try:
+        with mock.patch("time.sleep"):  # half a minute before huggingface_hub gives up
+            return {"found": globals()[name](**arguments)}
+    except BaseException as error:  # argparse exits
+        traceback.print_exc()
+        return {"error": f"{type(error).__name__}: {error}"}
 
 
 def main(modules: list[str]):
     for module in modules:
         importlib.import_module(module)
-    answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
+    asked, answers = os.fdopen(os.dup(0)), os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)  # functions print to stderr, and only answers go to stdout
-    for line in sys.stdin:
-        print(in_a_fork(*json.loads(line)), file=answers, flush=True)
+    sys.stdin = io.StringIO()  # transformers asks there whether code is trusted
+    for line in asked:
+        print(json.dumps(answer(*json.loads(line))), file=answers, flush=True)
 
 
 if __name__ == "__main__":
