@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 import torch
 from bilm_models import make_tokenizer
+from errors import refused
 from places import TEXT
 
 from modeling_elmo import ELMoConfig, ELMoForPreTraining
@@ -369,19 +370,19 @@ def test_positions_of_other_batches_are_refused(kind, others, message, corpus):
         make_batches, options = windows_of, {"corpus": corpus, "rows": 2, "steps": 30, "survey": corpus.survey()}
     position = next(iter(make_batches(**options))).position
     make_batches(**options, position=position)
-    with pytest.raises(ValueError, match=f"saved with {message}"):
+    with refused(f"saved with {message}"):
         make_batches(**options | others, position=position)
 
 
 def test_positions_of_changed_text_are_refused(corpus):
     survey = corpus.survey()
     position = next(iter(windows_of(corpus, 2, 30, survey=survey))).position
-    with pytest.raises(ValueError, match="batches='StreamWindows', but here it is 'SentenceBatches'"):
+    with refused("batches='StreamWindows', but here it is 'SentenceBatches'"):
         batches_of(corpus, 500, position=position)
     position["ranks"][0][0][0][1] = 100
-    with pytest.raises(ValueError, match=".*en.txt, .*ko.txt has changed since the checkpoint"):
+    with refused(".*en.txt, .*ko.txt has changed since the checkpoint"):
         next(iter(windows_of(corpus, 2, 30, survey=survey, position=position)))
-    with pytest.raises(ValueError, match="the size of a streamed data set is unknown. Leave out --streaming"):
+    with refused("the size of a streamed data set is unknown. Leave out --streaming"):
         windows_of(corpus, 2, 30, shuffle=False, repeat=False)
 
 

@@ -10,6 +10,7 @@ import sys
 
 import pytest
 import torch
+from errors import refused
 from places import ROOT
 
 from modeling_elmo import directions
@@ -105,7 +106,7 @@ def test_no_figure_for_a_wrong_lstm(part, wrong, output, monkeypatch, capsys):
         return wrong(outputs), *states
 
     monkeypatch.setitem(directions.KERNELS, part, wrong_lstm)
-    with pytest.raises(ValueError, match=f"'this package' is wrong: its output '{output}' .* no speed is reported"):
+    with refused(f"'this package' is wrong: its output '{output}' .* no speed is reported"):
         measured("--parts", part)
     assert "speedup" not in capsys.readouterr().out
 
@@ -113,7 +114,7 @@ def test_no_figure_for_a_wrong_lstm(part, wrong, output, monkeypatch, capsys):
 @pytest.mark.parametrize("part, name", [("fine_tuning", "layers stored"), ("pretraining", "full")])
 def test_no_figure_for_a_wrong_step(part, name, monkeypatch):
     monkeypatch.setattr(step_speed, "take_step", lambda loss, *_: {"loss": loss() + 1})
-    with pytest.raises(ValueError, match=f"'{name}' is wrong: its output 'loss'"):
+    with refused(f"'{name}' is wrong: its output 'loss'"):
         measured("--parts", part)
 
 
@@ -140,7 +141,7 @@ def test_peers(tmp_path):
 
 
 def test_no_figure_for_a_wrong_peer(tmp_path):
-    with pytest.raises(ValueError, match=r"'peer' is wrong: its output .* error of [13].0e\+00"):
+    with refused(r"'peer' is wrong: its output .* error of [13].0e\+00"):
         measured("--parts", "inference", "--peer", write_peer(tmp_path, PEER.format(factor=2)))
 
 
@@ -220,10 +221,10 @@ def test_texts(tmp_path, monkeypatch):
     assert text.read_sentences(str(file)) == SENTENCES[:20]
     assert text.read_sentences(None) == SENTENCES
     (tmp_path / "short.txt").write_text("Too short\n", "utf-8")
-    with pytest.raises(ValueError, match="short.txt has no line of 3 words"):
+    with refused("short.txt has no line of 3 words"):
         text.read_sentences(str(tmp_path / "short.txt"))
     monkeypatch.setattr(text, "FIXTURE_TEXT", tmp_path / "not_there.txt")
-    with pytest.raises(ValueError, match="--text_file"):
+    with refused("--text_file"):
         text.read_sentences(None)
 
 

@@ -18,6 +18,7 @@ from typing import Literal
 
 import pytest
 import torch
+from errors import refused
 from places import ROOT
 from safetensors.torch import load_file
 from transformers import AutoModel, TrainingArguments
@@ -375,7 +376,7 @@ def test_options_that_argparse_refuses_end_in_one_line(wrong, capsys):
     ],
 )
 def test_wrong_options_are_mistakes_of_the_user(arguments, message):
-    with pytest.raises(ValueError, match=message) as error:
+    with refused(message) as error:
         parser().parse(["--model_name_or_path", "m", *arguments.split()])
     assert is_mistake_of_user(error.value)
 
@@ -401,7 +402,7 @@ def test_an_output_that_is_an_input_is_refused(inputs, tmp_path, monkeypatch):
         Path(name).touch()
     Path("link.txt").symlink_to("a.txt")
     Path("link-to-model").symlink_to("model")
-    with pytest.raises(ValueError, match=r"--output\w* \S+ would replace \S+, which is read. Pass another path."):
+    with refused(r"--output\w* \S+ would replace \S+, which is read. Pass another path."):
         refuse_replaced_inputs({"output": "a.txt"} | inputs)
 
 

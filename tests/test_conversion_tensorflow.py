@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 from bundle_writer import entry, header, masked, plain_crc32c, write_bundle, write_index
+from errors import refused
 from numpy.testing import assert_array_equal
 from places import ELMO_FIXTURES
 from safetensors.torch import load_file
@@ -123,7 +124,7 @@ def test_newest_checkpoint_and_step(checkpoint, tmp_path):
         assert found() == "model.ckpt-90.index"
     for state, step in (("nothing", 7), ("nothing", None), ('model_checkpoint_path: "ckpt-200"', None), (None, None)):
         (checkpoint / "checkpoint").write_text(state) if state else (checkpoint / "checkpoint").unlink()
-        with pytest.raises(ValueError, match="model.ckpt-180, model.ckpt-90, of which . are .* --step"):
+        with refused("model.ckpt-180, model.ckpt-90, of which . are .* --step"):
             found(step)
 
 
@@ -131,7 +132,7 @@ def test_newest_checkpoint_and_step(checkpoint, tmp_path):
 def test_half_a_checkpoint(checkpoint, convert, tmp_path, missing):
     path = next(checkpoint.glob(missing))
     path.unlink()
-    with pytest.raises(FileNotFoundError, match=path.name):
+    with refused(path.name, FileNotFoundError):
         convert(checkpoint)
     assert not (tmp_path / "model").exists()
 
@@ -145,7 +146,7 @@ def test_wrong_checkpoints_are_refused(checkpoint, convert):
         (lacking, "has no lm/softmax/b/Adagrad; omit --optimizer_state."),
     ]:
         write(checkpoint, case)
-        with pytest.raises(ValueError, match=message):
+        with refused(message):
             convert(checkpoint, optimizer_state=True)
 
 
@@ -232,7 +233,7 @@ def test_damaged_files_are_refused(tmp_path, name, change, message):
     for file in (INDEX, SHARD):
         content = (FIXTURES / "characters" / file).read_bytes()
         (tmp_path / file).write_bytes(change(content) if file == name else content)
-    with pytest.raises(ValueError, match=f"{name} {message}"):
+    with refused(f"{name} {message}"):
         read_bundle(tmp_path)
 
 
@@ -252,13 +253,13 @@ GOOD = entry(1, (2,), 0, 0, 8, 0)
 def test_wrong_entries_are_refused(tmp_path, pairs, options, message):
     write_index(tmp_path / INDEX, pairs, **options)
     (tmp_path / SHARD).write_bytes(bytes(8))
-    with pytest.raises(ValueError, match=message):
+    with refused(message):
         read_bundle(tmp_path)
 
 
 def test_values_that_are_not_numbers_are_refused(tmp_path):
     write_bundle(tmp_path, {"lm/char_embed": np.array([1, np.nan], np.float32)})
-    with pytest.raises(ValueError, match=f"{SHARD} has NaN or infinite values in lm/char_embed; pass another copy"):
+    with refused(f"{SHARD} has NaN or infinite values in lm/char_embed; pass another copy"):
         read_bundle(tmp_path)
 
 

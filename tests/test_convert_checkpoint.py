@@ -8,6 +8,7 @@ import h5py
 import numpy as np
 import pytest
 import torch
+from errors import refused
 from places import ELMO_FIXTURES, ROOT
 
 from modeling_elmo.conversion.files import read_arrays
@@ -91,7 +92,7 @@ def test_hdf5_weights_are_recognized(tmp_path, capsys):
         ELMO_FIXTURES / "bilm_tf_checkpoint" / "words", folder, ignore=shutil.ignore_patterns("model.ckpt*")
     )
     given = ["--weights", str(folder), "--output_dir", str(tmp_path / "model"), "--pre_tokenization", "whitespace"]
-    with pytest.raises(ValueError, match="--step 1 has no effect because .* is HDF5 weights of bilm-tf or AllenNLP;"):
+    with refused("--step 1 has no effect because .* is HDF5 weights of bilm-tf or AllenNLP;"):
         main([*given, "--step", "1"])
     main(given)
     assert f"{folder}: HDF5 weights of bilm-tf or AllenNLP\n" in capsys.readouterr().out
@@ -102,9 +103,9 @@ def test_hdf5_weights_are_recognized(tmp_path, capsys):
 def test_a_file_of_a_folder_is_told(tmp_path):
     source = ELMO_FIXTURES / "bilm_tf_checkpoint" / "words"
     for name in ("model.ckpt-180.index", "model.ckpt-180.data-00000-of-00001"):
-        with pytest.raises(ValueError, match=f"{name} is one file; pass the folder of the checkpoint, and --step"):
+        with refused(f"{name} is one file; pass the folder of the checkpoint, and --step"):
             main(["--weights", str(source / name), "--output_dir", str(tmp_path / "model")])
-    with pytest.raises(FileNotFoundError, match=f"is the prefix of a TensorFlow checkpoint; pass the folder {source}"):
+    with refused(f"is the prefix of a TensorFlow checkpoint; pass the folder {source}", FileNotFoundError):
         main(["--weights", str(source / "model.ckpt-180"), "--output_dir", str(tmp_path / "model")])
     assert not (tmp_path / "model").exists()
 
@@ -126,7 +127,7 @@ def test_elmoformanylangs_there_and_back(tmp_path, capsys, monkeypatch):
     card = (model / "README.md").read_text("utf-8")
     assert "30 of 30 arrays equal the original arrays bit for bit" in card and "| token_embedder.pkl | " in card
     back = ["--to_original", str(model), "--weights", str(tmp_path / "back")]
-    with pytest.raises(ValueError, match="--options o.json has no effect with --to_original"):
+    with refused("--options o.json has no effect with --to_original"):
         main([*back, "--options", "o.json"])
     monkeypatch.setattr(push_to_hub, "verify", lambda *_: "not verified")  # which test_push_to_hub tests
     push_to_hub.main(["--model", str(model), "--repo_id", "someone/model", "--output_dir", str(tmp_path / "pushed")])

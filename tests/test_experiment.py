@@ -8,6 +8,7 @@ from unittest.mock import MagicMock
 import numpy as np
 import pytest
 import torch
+from errors import refused
 from huggingface_hub.utils import filter_repo_objects
 from safetensors.torch import load_file
 from task_worker import (
@@ -211,7 +212,7 @@ def test_a_single_model_stays_when_the_experiment_gets_more(place, train, tmp_pa
     other_data = {"train_file": str(place / "other.conll")}
     (place / "other.conll").write_text((place / "train.conll").read_text() + "\nPlay O\n")
     for changes, shown in (({"learning_rate": 0.5}, "learning_rate 0.05, now 0.5"), (other_data, "data_digest")):
-        with pytest.raises(FileExistsError, match=f"{tmp_path} was made with other settings: .*{shown}"):
+        with refused(f"{tmp_path} was made with other settings: .*{shown}", FileExistsError):
             train(tmp_path, **{**SHORT, **changes}, seed=44)
     folds = {"train_split": "train[:90%]", "validation_split": "train[90%:]"}  # as those of a plan with one arm
     (third,) = train(tmp_path, **SHORT, **folds, seed=44)
@@ -268,7 +269,7 @@ OTHERS = [  # an option of Trainer, the experiment, the head, the network, the d
 @pytest.mark.parametrize("options, name", OTHERS, ids=[str(options) for options, _ in OTHERS])
 def test_other_settings_are_refused(options, name, finished, place, train, trainers):
     files = {key: place / file for key, file in options.items() if key.endswith("_file") and file}
-    with pytest.raises(FileExistsError, match=f"(?s)seed-42 was made with other settings.*{name}.*--output_dir"):
+    with refused(f"(?s)seed-42 was made with other settings.*{name}.*--output_dir", FileExistsError):
         train(finished / "elmo" / "seed-42", **{**options, **files})
     assert not trainers
 
@@ -286,11 +287,11 @@ def test_other_files_under_the_same_name_are_noticed(place, train, tmp_path):
     ):
         content = path.read_bytes()
         path.write_bytes(content.replace(old, new))
-        with pytest.raises(FileExistsError, match=f"(?s)other settings.*{name}"):
+        with refused(f"(?s)other settings.*{name}", FileExistsError):
             train(tmp_path / "run", **options)
         path.write_bytes(content)
     bilm(folder, seed=1)
-    with pytest.raises(FileExistsError, match="(?s)other settings.*model_digest"):
+    with refused("(?s)other settings.*model_digest", FileExistsError):
         train(tmp_path / "run", **options)
 
 
@@ -308,7 +309,7 @@ def test_records_alone_are_enough_for_tables_but_not_for_the_hub(finished, place
     assert records == records_in(finished) and not trainers
     settings = read_records(tmp_path / "run")[1][0]["settings"]
     assert (settings["model_name_or_path"], settings["train_file"]) == ("bilm", "train.conll")
-    with pytest.raises(FileNotFoundError, match="run holds the record of the best model without the model"):
+    with refused("run holds the record of the best model without the model", FileNotFoundError):
         train(tmp_path / "run", **options, push_to_hub=True)
 
 
@@ -358,7 +359,7 @@ def test_a_stopped_run_resumes_to_the_same_model(finished, train, tmp_path, monk
     assert [path.name for path in tmp_path.glob("checkpoint-*")] == ["checkpoint-6"]
     assert not (tmp_path / "record.json").exists()
     monkeypatch.setattr(head_module, "TaskTrainer", TaskTrainer)
-    with pytest.raises(FileExistsError, match="(?s)other settings.*learning_rate"):
+    with refused("(?s)other settings.*learning_rate", FileExistsError):
         train(tmp_path, seed=43, learning_rate=0.01)
     steps, training_step = [], TaskTrainer.training_step
     monkeypatch.setattr(TaskTrainer, "training_step", lambda *args: steps.append(1) or training_step(*args))
@@ -465,15 +466,15 @@ def test_an_ensemble_is_the_mean_of_probabilities(finished, place, train, tmp_pa
 
 @pytest.mark.parametrize("name, value", [("compare_baseline", True), ("push_to_hub", True), ("seeds", 2)])
 def test_an_ensemble_only_averages(name, value, finished, train, tmp_path):
-    with pytest.raises(ValueError, match=f"--ensemble .* leave out --{name}"):
+    with refused(f"--ensemble .* leave out --{name}"):
         train(tmp_path, ensemble=[finished / MEMBERS[1]], **{name: value})
 
 
 def test_members_are_different_models_with_the_labels_of_the_data(finished, train, tmp_path):
     member = finished / MEMBERS[1]
-    with pytest.raises(ValueError, match="--ensemble .*seed-42.* has a model twice"):
+    with refused("--ensemble .*seed-42.* has a model twice"):
         train(tmp_path, ensemble=[member, f"{member}/"])
-    with pytest.raises(ValueError, match=r"--ensemble .*seed-42 has the labels .*B-NAME.*but the data has.*B-person"):
+    with refused(r"--ensemble .*seed-42 has the labels .*B-NAME.*but the data has.*B-person"):
         task_experiment("ner", tmp_path, model_name_or_path=member, ensemble=[member])
 
 

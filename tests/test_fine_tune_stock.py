@@ -3,6 +3,7 @@
 import pytest
 import torch
 from datasets import ClassLabel, Dataset, DatasetDict, Features, Sequence, Value
+from errors import refused
 from pretraining_worker import arguments_of
 from task_worker import SPLITS, bilm, capitals, sentences_of
 from transformers import AutoModelForTokenClassification, AutoTokenizer
@@ -66,7 +67,7 @@ def test_lines_end_at_line_feeds_and_columns_at_tabs(word, tmp_path):
 )
 def test_files_that_are_refused(content, shown, tmp_path):
     (tmp_path / "a.conll").write_bytes(content)
-    with pytest.raises(ValueError, match=f"a.conll.*{shown}"):
+    with refused(f"a.conll.*{shown}"):
         fine_tune_stock.sentences(str(tmp_path / "a.conll"))
 
 
@@ -77,7 +78,7 @@ def test_a_tag_without_training_data_is_refused(tmp_path):
         file.write("Bonn\tB-CITY\n\n")
     options = {name: files[name] for name in ("train_file", "validation_file")}
     options |= {"model_name_or_path": tmp_path / "bilm", "output_dir": tmp_path / "run", **OPTIONS}
-    with pytest.raises(ValueError, match="The training data has no 'B-CITY'; pass more"):
+    with refused("The training data has no 'B-CITY'; pass more"):
         fine_tune_stock.main(arguments_of(options))
 
 

@@ -5,6 +5,7 @@ from unittest.mock import Mock
 import pytest
 import torch
 from bilm_models import make_batch, seeded
+from errors import refused
 from head_models import HEADS, fails, make_config
 
 from modeling_elmo import ELMoConfig, ELMoForCoreferenceResolution, ELMoForPreTraining, ELMoModel
@@ -57,7 +58,7 @@ def test_token_mask_without_attention_mask():
     words = torch.tensor([[0, 2, 1]])
     assert token_mask(word_level, input_ids=words).tolist() == [[True, False, True]]
     word_level.pad_token_id = word_level.unk_token_id
-    with pytest.raises(ValueError, match="'pad_token_id': 3, .*'unk_token_id': 3}; pass different ids"):
+    with refused("'pad_token_id': 3, .*'unk_token_id': 3}; pass different ids"):
         token_mask(word_level, input_ids=words)
     assert token_mask(word_level, input_ids=words, attention_mask=torch.ones_like(words)).all()
     assert token_mask(word_level, inputs_embeds=torch.ones(1, 3, word_level.projection_size)).all()
@@ -69,7 +70,7 @@ def test_ids_must_be_integers(dtype):
     characters = torch.ones(1, 2, 3, dtype=torch.long)
     words = characters[..., 0]
     for name, ids in (("character_ids", characters), ("input_ids", words), ("token_type_ids", words)):
-        with pytest.raises(ValueError, match=f"`{name}` has dtype {dtype}"):
+        with refused(f"`{name}` has dtype {dtype}"):
             token_mask(config, **{"character_ids": characters, name: ids.to(dtype)})
 
 

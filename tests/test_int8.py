@@ -2,12 +2,12 @@
 
 import copy
 import pickle
-import re
 
 import pytest
 import torch
 from bilm_models import dual, jvp, needs_int8, needs_numbers, tiny_model
 from clean_python import new_environment, run
+from errors import refused
 from safetensors.torch import load_file
 from torch import nn
 from torch.testing import assert_close
@@ -48,10 +48,6 @@ def make_inputs():
 def top(model, **more):
     with torch.no_grad():
         return model(**make_inputs(), **more).last_hidden_state
-
-
-def refused(message):
-    return pytest.raises(ValueError, match=re.escape(message))
 
 
 def error_of(found, expected):

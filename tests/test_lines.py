@@ -3,6 +3,7 @@
 import re
 
 import pytest
+from errors import refused
 from hypothesis import given
 from hypothesis import strategies as st
 from places import FIXTURES
@@ -67,7 +68,7 @@ def test_residues_are_kept(tmp_path, content, expected):
     ],
 )
 def test_damaged_files(tmp_path, content, message):
-    with pytest.raises(ValueError, match=re.escape(message)):
+    with refused(re.escape(message)):
         records(tmp_path, content)
 
 
@@ -76,7 +77,7 @@ def test_records_are_read_one_by_one(tmp_path):
     path.write_text(BASE + ">b\nLV\n1\n")
     found = fasta_records(path)
     assert next(found) == (1, InputLine("MK", ["M", "K"], "a"))
-    with pytest.raises(ValueError, match="line 5 is '1'"):
+    with refused("line 5 is '1'"):
         next(found)
 
 
