@@ -8,6 +8,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from torch.autograd import DeviceType
 
 from modeling_elmo.run_scripts.benchmarks import device_timing, gpu_cases, gpu_report, pretraining_speed
 from modeling_elmo.run_scripts.benchmarks.gpu_report import SIZES_OF_CASES
@@ -265,6 +266,13 @@ def test_steps_of_pretraining(monkeypatch):
     with pytest.raises(RuntimeError):  # without gradients there is no step
         list(gpu_cases.rows_of_case(CPU, {**case, "backend": "trial"}))
     assert forced == ["trial"]
+
+
+def test_only_kernels_make_a_device_busy():
+    kernel = SimpleNamespace(device_type=DeviceType.CUDA, is_user_annotation=False, self_device_time_total=5.0)
+    span = SimpleNamespace(device_type=DeviceType.CUDA, is_user_annotation=True, self_device_time_total=7.0)
+    launch = SimpleNamespace(device_type=DeviceType.CPU, is_user_annotation=False, self_device_time_total=5.0)
+    assert [*map(pretraining_speed.time_of_kernel, (kernel, span, launch))] == [5, 0, 0]
 
 
 def test_made_up_sentences():

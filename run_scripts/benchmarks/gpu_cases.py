@@ -35,7 +35,6 @@ from .model_speed import (
     top_layer,
     with_torch_lstm,
 )
-from .pretraining_speed import pretraining_rows
 from .text import draw_batch, made_up_sentences
 
 OURS, ALLENNLP, OTHER = "this package", "AllenNLP", "other checkout"
@@ -44,8 +43,14 @@ DTYPES_OF_PRODUCTS = {"float32": torch.float32, "tf32": torch.float32, "bfloat16
 
 
 def rows_of_case(device: torch.device, case: dict[str, Any]) -> Iterator[dict[str, Any]]:
-    parts = {"facts": facts, "layers": layer_rows, "pretraining": pretraining_rows, "inference": inference_rows}
+    parts = {"facts": facts, "layers": layer_rows, "pretraining": rows_of_pretraining, "inference": inference_rows}
     return parts[case["part"]](case, device)
+
+
+def rows_of_pretraining(case: dict[str, Any], device: torch.device) -> Iterator[dict[str, Any]]:
+    from .pretraining_speed import pretraining_rows  # the other parts need no accelerate
+
+    return pretraining_rows(case, device)
 
 
 def facts(case: dict[str, Any], device: torch.device) -> Iterator[dict[str, Any]]:

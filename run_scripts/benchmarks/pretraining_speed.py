@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 from accelerate import Accelerator
+from torch.autograd import DeviceType
 from torch.profiler import ProfilerActivity, profile
 from torch.utils.flop_counter import FlopCounterMode
 
@@ -48,8 +49,7 @@ class StepRecorder:
         if self.number == self.timed + PROFILED and self.profiler:
             torch.cuda.synchronize()
             self.profiler.stop()
-            microseconds = sum(event.self_device_time_total for event in self.profiler.key_averages())
-            self.busy_seconds = 1e-6 * microseconds / PROFILED
+            self.busy_seconds = 1e-6 * sum(map(time_of_kernel, self.profiler.key_averages())) / PROFILED
 
     def backward(self, batch: Any, *arguments: Any):
         if self.number <= self.timed + PROFILED:
@@ -58,6 +58,12 @@ class StepRecorder:
             losses = self.plain_backward(batch, *arguments)
         self.operations, self.words = counter.get_total_flops(), batch.num_predictions
         return losses
+
+
+def time_of_kernel(event: Any) -> float:
+    """In microseconds; 0 for what the host does, and for spans that torch names on the device's timeline."""
+    is_kernel = event.device_type != DeviceType.CPU and not event.is_user_annotation
+    return event.self_device_time_total if is_kernel else 0.0
 
 
 def pretraining_rows(case: dict[str, Any], device: torch.device) -> Iterator[dict[str, Any]]:
