@@ -74,24 +74,33 @@ def pretraining_contest(
     Args:
         vocabulary_size: rows of the softmax. The text uses as many of them as it has words.
     """
-    counts = Counter(chain.from_iterable(batch)).most_common(vocabulary_size - len(SPECIAL_WORDS))
-    tokenizer = ELMoTokenizer(vocab=[*SPECIAL_WORDS, *dict(counts)], pre_tokenization="whitespace")
+    counts = Counter(chain.from_iterable(batch))
+    words = [word for word, _ in counts.most_common(vocabulary_size - len(SPECIAL_WORDS))]
+    tokenizer = ELMoTokenizer(vocab=[*SPECIAL_WORDS, *words], pre_tokenization="whitespace")
     inputs = dict(tokenizer(batch, is_split_into_words=True, padding=True, return_tensors="pt"))
-    inputs |= {"forward_targets": inputs["input_ids"], "backward_targets": inputs["input_ids"]}
-    sizes = {"vocab_size": vocabulary_size, "num_sampled": min(NUM_SAMPLED, vocabulary_size // 2)}
+    inputs["forward_targets"] = inputs["input_ids"]
+    inputs["backward_targets"] = inputs["input_ids"]
+    num_sampled = min(NUM_SAMPLED, vocabulary_size // 2)
     implementations = []
     for softmax in softmaxes:
         torch.manual_seed(0)
         softmax_type, _, variant = softmax.partition("-")
-        config = ELMoConfig.from_preset(preset, softmax_type=softmax_type, **sizes)
+        config = ELMoConfig.from_preset(
+            preset,
+            softmax_type=softmax_type,
+            vocab_size=vocabulary_size,
+            num_sampled=num_sampled,
+        )
         model = ELMoForPreTraining(config).train()
         model.softmax.sparse_gradients = softmax == "sampled"
         options = OptimizationArguments(optim="muon" if variant == "muon" else "adamw")
         optimizers = make_optimizers(model, options)
         loss = partial(seeded_loss, model, lambda: inputs, bf16=variant == "bf16")
         expected = {"loss": loss(backend="reference").detach()}
-        implementations.append(Implementation(softmax, partial(take_step, loss, model, optimizers, 1.0), expected))
-    return Contest("pretraining", name, int(inputs["attention_mask"].sum()), "tokens", implementations)
+        step = partial(take_step, loss, model, optimizers, 1.0)
+        implementations.append(Implementation(softmax, step, expected))
+    tokens = int(inputs["attention_mask"].sum())
+    return Contest("pretraining", name, tokens, "tokens", implementations)
 
 
 def random_head(head: str, batch: list[list[str]], preset: str, package: Any = modeling_elmo) -> tuple[Any, list, Any]:
@@ -99,12 +108,20 @@ def random_head(head: str, batch: list[list[str]], preset: str, package: Any = m
     words = sorted(set(chain.from_iterable(batch)))
     tokenizer = ELMoTokenizer(vocab=[*SPECIAL_WORDS, *words], pre_tokenization="whitespace")
     draw = random.Random(0)
-    rows = [random_example(head, batch[number:] + batch[:number], tokenizer, draw) for number in range(len(batch))]
+    rows = []
+    for number in range(len(batch)):
+        sentences = batch[number:] + batch[:number]
+        rows.append(random_example(head, sentences, tokenizer, draw))
     padding = DataCollatorForTokenClassification if head == "tagger" else DataCollatorWithPadding
     torch.manual_seed(0)
     class_name, settings = HEADS[head]
-    sizes = {"num_labels": NUM_LABELS, "task_word_embedding_size": WORD_EMBEDDING_SIZE, "vocab_size": len(tokenizer)}
-    config = package.ELMoConfig.from_preset(preset, **settings, **sizes)
+    config = package.ELMoConfig.from_preset(
+        preset,
+        **settings,
+        num_labels=NUM_LABELS,
+        task_word_embedding_size=WORD_EMBEDDING_SIZE,
+        vocab_size=len(tokenizer),
+    )
     model = getattr(package, class_name)(config)
     return model, rows, padding(tokenizer)
 
@@ -113,17 +130,22 @@ def head_contest(head: str, name: str, batch: list[list[str]], preset: str, chec
     """Inference of a head on one batch, checked against the plain definition."""
     model, rows, collate = random_head(head, batch, preset)
     model.eval()
-    inputs = {key: value for key, value in collate(rows).items() if key not in TARGET_NAMES}
+    inputs = collate(rows)
+    for target in TARGET_NAMES:
+        inputs.pop(target, None)
     with torch.no_grad(), elmo_backend("reference"):
         expected = first_output(model, inputs)
-    measured = [Implementation("this package", partial(first_output, model, inputs), expected)]
+    call = partial(first_output, model, inputs)
+    measured = [Implementation("this package", call, expected)]
     if checkout is not None:
         other, _, _ = random_head(head, batch, preset, checkout)
         other.eval().load_state_dict(model.state_dict())
-        measured.append(Implementation("other checkout", partial(first_output, other, inputs), expected))
+        call = partial(first_output, other, inputs)
+        measured.append(Implementation("other checkout", call, expected))
     bilm = torch.no_grad()(partial(model.elmo, **inputs, unpadded=True))
     measured.append(Implementation("its biLM alone", bilm))
-    return Contest("heads", f"{head}, {name}", int(inputs["attention_mask"].sum()), "tokens", measured)
+    tokens = int(inputs["attention_mask"].sum())
+    return Contest("heads", f"{head}, {name}", tokens, "tokens", measured)
 
 
 @torch.no_grad()
@@ -142,9 +164,11 @@ def fine_tuning_contest(head: str, name: str, batch: list[list[str]], preset: st
     def step_of(collate: Callable, backend: str | None = None) -> Callable[[], Outputs]:
         copied = copy.deepcopy(model)
         loss = partial(seeded_loss, copied, partial(collate, rows), backend)
-        return partial(take_step, loss, copied, [torch.optim.Adam(copied.parameters())], 5.0)
+        optimizer = torch.optim.Adam(copied.parameters())
+        return partial(take_step, loss, copied, [optimizer], 5.0)
 
-    expected = {"loss": seeded_loss(model, partial(computing, rows)).detach()}
+    loss = seeded_loss(model, partial(computing, rows))
+    expected = {"loss": loss.detach()}
     implementations = [
         Implementation("layers stored", step_of(stored), expected),
         Implementation("layers computed", step_of(computing), expected),
@@ -163,8 +187,9 @@ def random_example(
     words = sentences[0]
     others = sentences[1:] or sentences
     if head == "tagger":
-        labels = [-100, *(draw.randrange(NUM_LABELS) for _ in words), -100]
-        return {**tokenizer(words, is_split_into_words=True), "labels": labels}
+        tags = [draw.randrange(NUM_LABELS) for _ in words]
+        encoding = tokenizer(words, is_split_into_words=True)
+        return {**encoding, "labels": [-100, *tags, -100]}
     if head in ("BCN", "ESIM"):
         encoding = tokenizer(words, others[0], is_split_into_words=True)
         return {**encoding, "labels": draw.randrange(NUM_LABELS)}

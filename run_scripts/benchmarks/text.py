@@ -9,7 +9,7 @@ import re
 import string
 from collections.abc import Callable, Iterator
 from functools import partial
-from itertools import accumulate, chain
+from itertools import accumulate
 from pathlib import Path
 from types import ModuleType
 
@@ -31,7 +31,7 @@ def read_sentences(path: str | None) -> list[list[str]]:
     """The sentences of a file with one sentence per line, split at spaces; of a short fixture if `path` is `None`."""
     if path is None and not FIXTURE_TEXT.is_file():
         raise ValueError("Only a clone of the repository has a text; pass --text_file, one sentence per line.")
-    sentences: list[list[str]] = []
+    sentences = []
     for _, text in numbered_texts(Path(path or FIXTURE_TEXT), "text"):
         words = words_of(text)
         if len(words) >= SHORTEST_SENTENCE:
@@ -48,8 +48,9 @@ def draw_batch(sentences: list[list[str]], name: str, seed: int) -> list[list[st
 
     At least one sentence has exactly WORDS words; with the ending `dense` all have. `63x5+1x400` is two batches in one.
     """
-    if "+" in name:
-        return list(chain.from_iterable(draw_batch(sentences, part, seed) for part in name.split("+")))
+    part, plus, rest = name.partition("+")
+    if plus:
+        return draw_batch(sentences, part, seed) + draw_batch(sentences, rest, seed)
     parsed = re.fullmatch(r"([1-9]\d*)x(\d+)(dense)?", name)
     if not parsed or int(parsed[2]) < SHORTEST_SENTENCE:
         raise ValueError(f"{name!r} is not a batch; pass ROWSxWORDS, with {SHORTEST_SENTENCE} words or more.")
@@ -58,14 +59,16 @@ def draw_batch(sentences: list[list[str]], name: str, seed: int) -> list[list[st
     cut = [words[:longest] for words in sentences]
     full = [words for words in cut if len(words) == longest]
     uncut = [words for words in sentences if len(words) <= longest]
+    full_uncut = [words for words in uncut if len(words) == longest]
     pool = uncut if len(uncut) >= rows else cut
     if parsed[3]:
         pool = full
     if not full or len(pool) < rows:
         raise ValueError(f"The text has too few sentences for the batch {name}; pass a longer text or smaller batches.")
     generator = random.Random(f"{seed} {name}")
-    first = generator.choice([words for words in uncut if len(words) == longest] or full)
-    return [first, *generator.sample(pool, rows - 1)]
+    first = generator.choice(full_uncut or full)
+    others = generator.sample(pool, rows - 1)
+    return [first, *others]
 
 
 def made_up_sentences(words: int) -> list[list[str]]:
@@ -90,19 +93,20 @@ def made_up_sentences(words: int) -> list[list[str]]:
 
 def tokenizer_contests(sentences: list[list[str]], checkout: ModuleType | None) -> Iterator[Contest]:
     """A contest for each pre-tokenization. One pass before the rounds fills the caches of our tokenizer."""
-    texts = [" ".join(words) for words in sentences[:MOST_TEXTS]]
+    texts = list(map(" ".join, sentences[:MOST_TEXTS]))
+    number_of_words = sum(len(text.split()) for text in texts)
     batches = [texts[start : start + TEXTS_PER_BATCH] for start in range(0, len(texts), TEXTS_PER_BATCH)]
-    bert = bert_tokenizer(texts)
+    bert = partial(tokenize_batches, bert_tokenizer(texts), batches)
     for name in ("whitespace", "moses", "treebank"):
         tokenizer = ELMoTokenizer(pre_tokenization=name)
         ours = partial(tokenize_batches, tokenizer, batches)
         implementations = [Implementation("this package", ours)]
         if checkout is not None:
-            other = partial(tokenize_batches, checkout.ELMoTokenizer(pre_tokenization=name), batches)
+            tokenizer = checkout.ELMoTokenizer(pre_tokenization=name)
+            other = partial(tokenize_batches, tokenizer, batches)
             implementations.append(Implementation("other checkout", other, expected=ours()))
-        implementations.append(Implementation("BertTokenizer", lambda: tokenize_batches(bert, batches)))
-        words = sum(len(text.split()) for text in texts)
-        yield Contest("tokenizer", f"{name}, {len(texts)} texts", words, "words", implementations)
+        implementations.append(Implementation("BertTokenizer", bert))
+        yield Contest("tokenizer", f"{name}, {len(texts)} texts", number_of_words, "words", implementations)
 
 
 def tokenize_batches(tokenizer: Callable, batches: list[list[str]]) -> Outputs:
@@ -114,9 +118,7 @@ def tokenize_batches(tokenizer: Callable, batches: list[list[str]]) -> Outputs:
 
 def bert_tokenizer(texts: list[str]) -> BertTokenizer:
     """Its vocabulary has all words of the texts, so that nearly every word is one piece: its fastest case."""
-    words = set()
-    for text in texts:
-        words.update(re.findall(r"\w+|[^\w\s]", text))
+    words = set(re.findall(r"\w+|[^\w\s]", "\n".join(texts)))
     characters = sorted(set("".join(words)))
     continued = [f"##{character}" for character in characters]
     pieces = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *characters, *continued, *sorted(words)]
