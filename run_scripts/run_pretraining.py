@@ -190,7 +190,7 @@ def publish(training: Pretraining, hub_args: HubArguments):
     repo_id = hub_args.hub_model_id or output_dir.resolve().name
     write_bilm_card(output_dir, repo_id.split("/")[-1])
     print(f"{output_dir}: the model of step {step}, with its card; load it with AutoModel.from_pretrained")
-    judge(perplexity_values(record, [entry for entry in progress.log if "perplexity" in entry]), training.survey)
+    judge(perplexity_values(record), training.survey)
     if hub_args.push_to_hub:
         push(output_dir, repo_id, "Pretrained biLM", hub_args.hub_private_repo, hub_args.hub_token)
 

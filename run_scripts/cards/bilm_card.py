@@ -30,14 +30,21 @@ def write_bilm_card(folder: Path, name: str) -> Path:
     """
     config = ELMoConfig.from_pretrained(folder)
     run = read_result(folder, "pretraining")
-    evaluations = evaluations_of(run)
+    published = published_evaluation(run)
     metadata = {
         "pipeline_tag": "feature-extraction",
         "tags": ["elmo", "bilm", "language-model", "lstm"],
         "base_model": run.get("base_model_on_hub"),
     }
-    if evaluations:
-        metadata |= {"metrics": ["perplexity"], "eval_results": [perplexity_result(run, evaluations)]}
+    if published:
+        result = EvalResult(
+            task_type="language-modeling",
+            dataset_type="local",
+            dataset_name=one_line(run["data"]["validation"]),
+            metric_type="perplexity",
+            metric_value=round(published["perplexity"], 2),
+        )
+        metadata |= {"metrics": ["perplexity"], "eval_results": [result]}
     values = {
         "config": config,
         "name_to_load": name,
@@ -50,7 +57,7 @@ def write_bilm_card(folder: Path, name: str) -> Path:
         **analysis_values(folder / "results"),
     }
     if run:
-        values |= pretraining_values(folder, config, run, evaluations)
+        values |= pretraining_values(folder, config, run)
     return write_card(folder, name.rpartition("/")[2], "bilm_card.md", metadata, values)
 
 
@@ -72,29 +79,16 @@ def analysis_values(results: Path) -> dict[str, Any]:
     return {"scores_by_layer": scores, "pictures": pictures}
 
 
-def perplexity_result(run: dict[str, Any], evaluations: LogEntries) -> EvalResult:
-    """The result that the Hub shows for the model."""
-    published = published_evaluation(evaluations, run["published_step"])
-    return EvalResult(
-        task_type="language-modeling",
-        dataset_type="local",
-        dataset_name=one_line(run["data"]["validation"]),
-        metric_type="perplexity",
-        metric_value=round(published["perplexity"], 2),
-    )
+def published_evaluation(run: dict[str, Any]) -> dict[str, Any]:
+    """The evaluation of the weights in the folder, or the last one if these were not evaluated; empty without any."""
+    evaluation = {}
+    for evaluation in evaluations_of(run):
+        if evaluation["step"] == run["published_step"]:
+            break
+    return evaluation
 
 
-def published_evaluation(evaluations: LogEntries, step: int) -> dict[str, Any]:
-    """The evaluation of the weights in the folder, or the last one if these weights were not evaluated."""
-    for entry in evaluations:
-        if entry["step"] == step:
-            return entry
-    return evaluations[-1]
-
-
-def pretraining_values(
-    folder: Path, config: ELMoConfig, run: dict[str, Any], evaluations: LogEntries
-) -> dict[str, Any]:
+def pretraining_values(folder: Path, config: ELMoConfig, run: dict[str, Any]) -> dict[str, Any]:
     """The card's values about the training; also draws its curve."""
     trainings = [*run.get("earlier_trainings", ()), run]
     speeds = [entry["words_per_second"] for entry in run["log"] if "words_per_second" in entry]
@@ -104,27 +98,25 @@ def pretraining_values(
         "trainings": map(training_values, trainings),
         "changed_at": [f"{settings['until_step']:,}" for settings in earlier_settings],
         "words_per_second": median(speeds) if speeds else None,
-        **perplexity_values(run, evaluations),
+        **perplexity_values(run),
     }
 
 
 def training_values(run: dict[str, Any]) -> dict[str, Any]:
     """The row of a training in the table of several: how much it read, and its perplexity."""
     last = max(run["log"], key=itemgetter("step"), default={"step": 0, "epoch": 0.0})
-    row = {"data": run["data"], **last, "perplexity": None}
-    evaluations = evaluations_of(run)
-    if evaluations:
-        row["perplexity"] = published_evaluation(evaluations, run["published_step"])["perplexity"]
-    return row
+    perplexity = published_evaluation(run).get("perplexity")
+    return {"data": run["data"], **last, "perplexity": perplexity}
 
 
-def perplexity_values(run: dict[str, Any], evaluations: LogEntries) -> dict[str, Any]:
+def perplexity_values(run: dict[str, Any]) -> dict[str, Any]:
     """The published perplexity and the one before the training."""
-    if not evaluations:
+    published = published_evaluation(run)
+    if not published:
         return {}
-    start = evaluations[0]
-    published = published_evaluation(evaluations, run["published_step"])
     step = published["step"]
+    evaluations = evaluations_of(run)
+    start = evaluations[0]
     values: dict[str, Any] = {"perplexity": published}
     is_comparable = all(start[name] == published[name] for name in SAME_PROTOCOL)
     if run["base_model"] and start["step"] == 0 < step and is_comparable:

@@ -11,7 +11,7 @@ from modeling_elmo.heads.task_model import ELMoTaskModel
 
 from ..program.files import read_json
 from .card import write_card
-from .records import numbers_on
+from .records import metrics_on
 from .tables import layer_names
 
 PIPELINE_TAGS = {
@@ -38,9 +38,6 @@ def write_head_card(folder: Path, name: str, record: dict[str, Any] | None = Non
     head_class: type[ELMoTaskModel] = getattr(modeling_elmo, config.architectures[0])
     tag = PIPELINE_TAGS[config.architectures[0]]
     hub_tag = HUB_TAGS.get(tag, tag)
-    metrics: dict[str, float] = {}
-    for split in record.get("metrics", {}):
-        metrics |= numbers_on(record, split)
     metadata = {
         "pipeline_tag": hub_tag,
         "tags": ["elmo"] if tag == hub_tag else ["elmo", tag],
@@ -58,7 +55,7 @@ def write_head_card(folder: Path, name: str, record: dict[str, Any] | None = Non
         "is_pair": "text_pair" in record["columns"] if record else config.classifier == "esim",
         "record": record,
         "settings": {name: value for name, value in record.get("settings", {}).items() if value},
-        "metrics": list(metrics),
+        "metrics": metrics_on([record], record.get("metrics", ())),
         "best_was_selected": "validation" in record.get("metrics", ()) and record["settings"]["load_best_model_at_end"],
         "layer_names": layer_names,
     }

@@ -10,6 +10,7 @@ The name of an arm may end in `@` and a share of the training data: `elmo@0.1`.
 
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -97,10 +98,10 @@ def scores_on(records: Iterable[RunRecord], split: str, metric: str) -> list[flo
     return [scores[metric] for scores in numbers if metric in scores]
 
 
-def metrics_on(records: Iterable[RunRecord], split: str) -> list[str]:
-    """The metrics that any run has on a split."""
+def metrics_on(records: Iterable[RunRecord], splits: Iterable[str]) -> list[str]:
+    """The metrics that any run has on any of the splits."""
     metrics = {}
-    for record in records:
+    for record, split in product(records, splits):
         metrics |= numbers_on(record, split)
     return list(metrics)
 

@@ -2,7 +2,7 @@
 
 import re
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import chain
 from typing import Any
 
@@ -73,8 +73,8 @@ def baseline_of(arm: str, arms: Mapping[str, Any]) -> str:
 
 def score_table(records: Sequence[RunRecord]) -> str:
     """All metrics of each arm on the last split; empty if there is only one metric."""
-    split = splits_of(records)[-1]
-    metrics = metrics_on(records, split)
+    *_, split = splits_of(records)
+    metrics = metrics_on(records, [split])
     if len(metrics) < 2:
         return ""
     columns = map(spaced, metrics)
@@ -92,8 +92,9 @@ def spaced(name: str) -> str:
     return name.replace("_", " ")
 
 
-def score_cell(scores: Sequence[float], metric: str) -> str:
+def score_cell(scores: Iterable[float], metric: str) -> str:
     """Mean ± sample standard deviation; empty without scores."""
+    scores = list(scores)
     if not scores:
         return ""
     mean, deviation = mean_and_deviation(scores)

@@ -114,11 +114,9 @@ class ExperimentArguments(CardArguments):
         "probe), where ELMo enters (Table 3), or training sizes (Figure 1).",
     )
     cache_features: bool = option(False, "Compute the layers of the frozen biLM once and keep them on disk.")
-    ensemble: list[str] | None = option(
-        None, "Folders of trained models whose probabilities are averaged, without training."
-    )
-    reuse_from: list[str] | None = option(
-        None, "Folders of earlier experiments, whose models with the same settings are copied."
+    ensemble: list[str] = option([], "Folders of trained models whose probabilities are averaged, without training.")
+    reuse_from: list[str] = option(
+        [], "Folders of earlier experiments, whose models with the same settings are copied."
     )
     early_stopping_patience: int | None = option(
         None, "Number of evaluations without a better score after which training stops."
@@ -147,7 +145,7 @@ def check_options(task: Task, head: HeadArguments, arguments: ExperimentArgument
     options = vars(arguments) | {"push_to_hub": training.push_to_hub}
     trained = next((name for name in REFUSED_WITH_ENSEMBLE if options[name]), None)
     only_baseline = not head.use_elmo and (arguments.compare_baseline or arguments.ablation)
-    no_folder = [folder for folder in arguments.reuse_from or [] if not Path(folder).is_dir()]
+    no_folder = [folder for folder in arguments.reuse_from if not Path(folder).is_dir()]
     no_validation = arguments.early_stopping_patience is not None and "validation" not in task.data
     mistakes = [
         (last_seed >= 2**32, f"--seeds {arguments.seeds}: the last seed, {last_seed}, must be below {2**32}."),
@@ -264,7 +262,7 @@ class Experiment:
         """
         folder = self._folder_of(arm.name, seed)
         settings = without_folders(self._settings(arm, seed))
-        places = map(Path, self.arguments.reuse_from or [])
+        places = map(Path, self.arguments.reuse_from)
         for record, other in chain.from_iterable(map(known_records, [self.folder, *places])):
             if not is_same_model(record.get("settings", {}), settings):
                 continue

@@ -56,13 +56,13 @@ class PaperArguments:
     data: str = option(..., "Folder with the files of the plan.")
     output_dir: str = option(..., "Folder for the experiments, and for the page with their results.")
     plan: str = option(str(PLAN), "JSON file with the plan. Default: the plan of this package.")
-    only: list[str] | None = option(None, "Names of experiments. Default: all of the plan.")
+    only: list[str] = option([], "Names of experiments. Default: all of the plan.")
     seeds: int | None = option(None, "Number of seeds. Default: as in the plan.")
     processes: int = option(1, "Number of experiments that run in parallel.")
     use_cpu: bool = option(False, "Use the CPU even if there is an accelerator.")
     dry_run: bool = option(False, "Run nothing; list the finished experiments, and write their page.")
-    others: list[str] | None = option(
-        None, "Folders where the plan was run with other biLMs; each is a column of Table 1, under its name."
+    others: list[str] = option(
+        [], "Folders where the plan was run with other biLMs; each is a column of Table 1, under its name."
     )
     page: str | None = option(
         None, "Markdown file to update, such as docs/RESULTS.md: Table 1 replaces the text between two comments."
@@ -103,10 +103,10 @@ def run_plan(arguments: PaperArguments) -> list[dict[str, Any]]:
     check_model(arguments.model_name_or_path)
     plan = read_plan(Path(arguments.plan))
     names = [entry["name"] for entry in plan]
-    for name in arguments.only or []:
+    for name in arguments.only:
         if name not in names:
             raise ValueError(f"--only {name} is not in {arguments.plan}, which has {', '.join(names)}.")
-    for folder in arguments.others or []:
+    for folder in arguments.others:
         if not Path(folder).is_dir():
             raise FileNotFoundError(
                 f"--others {folder}: there is no such folder; pass an --output_dir of this program."
@@ -118,7 +118,7 @@ def run_plan(arguments: PaperArguments) -> list[dict[str, Any]]:
     check_begun(plan, output, digest)
     experiments = []
     for entry in plan:
-        if arguments.only is None or entry["name"] in arguments.only:
+        if entry["name"] in (arguments.only or names):
             experiments.append(planned(entry, arguments, digest))
     if arguments.dry_run:  # also while another process runs the plan
         print(*map(progress_line, experiments), sep="\n")
@@ -189,7 +189,7 @@ def check_begun(plan: Sequence[PlanEntry], output: Path, digest: str):
 def write_page(plan: Sequence[PlanEntry], arguments: PaperArguments):
     output = Path(arguments.output_dir)
     path = output / "README.md"
-    others = list(map(Path, arguments.others or []))
+    others = list(map(Path, arguments.others))
     page = paper_page(plan, output, others)
     write_lines(path, [page])
     if arguments.page is not None:
@@ -264,7 +264,7 @@ def planned(entry: PlanEntry, arguments: PaperArguments, digest: str) -> Planned
             ELMoConfig.from_pretrained(arguments.model_name_or_path).num_hidden_layers,
         )
         options |= {"model_name_or_path": model, "output_dir": folder, "seeds": seeds}
-        options["reuse_from"] = [output, *(arguments.others or [])]
+        options["reuse_from"] = [output, *arguments.others]
     else:
         answer = folder / "results" / f"{program}.json"
         options |= {"model": model, "output": answer}

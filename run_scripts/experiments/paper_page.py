@@ -193,7 +193,7 @@ def gains_table(entries: Sequence[PlanEntry], others: Sequence[Path]) -> str:
         seeds = {record["seed"] for record in records}
         runs = len(seeds)
         baseline = by_seed(records, "baseline")
-        row = [entry["title"], str(runs), score_cell([*baseline.values()], metric)]
+        row = [entry["title"], str(runs), score_cell(baseline.values(), metric)]
         row += gain_cells(baseline, records, metric, runs)
         for folder in others:
             row += gain_cells(baseline, results_of(folder / entry["name"]), metric, runs)
@@ -210,7 +210,7 @@ def gains_table(entries: Sequence[PlanEntry], others: Sequence[Path]) -> str:
 def gain_cells(baseline: dict[int, float], records: Sequence[RunRecord] | None, metric: str, runs: int) -> list[str]:
     """The scores with ELMo, with their number if it is not `runs`, and the share of the errors that is gone."""
     scores = by_seed(records, "elmo")
-    cell = score_cell([*scores.values()], metric)
+    cell = score_cell(scores.values(), metric)
     if len(scores) not in (0, runs):
         cell += f" ({runs_of([scores])})"
     before, after = of_shared_seeds(baseline, scores)
@@ -224,11 +224,10 @@ def text_rows(entries: Sequence[PlanEntry]) -> Iterator[list[str]]:
     for entry in entries:
         if "bilm" in entry:
             continue
-        run = entry["results"]
-        evaluations = evaluations_of(run)
-        published = published_evaluation(evaluations, run["published_step"])
-        perplexities = [evaluation["perplexity"] for evaluation in (evaluations[0], published)]
-        yield [entry["title"], *map("{:.1f}".format, perplexities)]
+        first, *_ = evaluations_of(entry["results"])
+        published = published_evaluation(entry["results"])
+        cells = [f"{evaluation['perplexity']:.1f}" for evaluation in (first, published)]
+        yield [entry["title"], *cells]
         if "paper" in entry:
             paper = entry["paper"]
             yield paper_row(paper, *paper["perplexities"])
@@ -256,7 +255,7 @@ def arms_tables(entries: Sequence[PlanEntry], output: Path) -> Iterator[str]:
         records = entry["results"]
         metric = records[0]["metric"]
         arms = by_arm(records)
-        scores = [score_cell([*map(last_score, runs)], metric) for runs in arms.values()]
+        scores = [score_cell(map(last_score, runs), metric) for runs in arms.values()]
         rows = [[entry["title"], *arms], [runs_of(arms.values()), *scores]]
         if "paper" in entry:
             paper = entry["paper"]
