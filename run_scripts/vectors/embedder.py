@@ -37,7 +37,8 @@ class Embedder:
         trust_remote_code: bool = False,
     ):
         # A worker may have another working directory.
-        self.model = str(Path(model).resolve()) if Path(model).is_dir() else model
+        folder = Path(model)
+        self.model = str(folder.resolve()) if folder.is_dir() else model
         self.column, self.device, self.trust_remote_code = column, device, trust_remote_code
         self.choices: dict[str, Any] = dict(layers=layers, pooling=pooling, dtype=dtype, batch_tokens=batch_tokens)
         self._loaded: tuple[Any, Any] | None = None

@@ -34,10 +34,13 @@ class LayerSourceArguments:
 
     def __post_init__(self):
         check_output(self.output, ".json")
-        has_source = any(source is not None for source in (self.model, self.vectors, self.word_vectors))
+        sources = (self.model, self.vectors, self.word_vectors)
+        has_source = sources != (None, None, None)
         if has_source == (self.write_sentences is not None):
-            given = f"--model {self.model}, --vectors {self.vectors} and --word_vectors {self.word_vectors}"
-            raise ValueError(f"Received {given}. Pass one or more of them, or only --write_sentences.")
+            raise ValueError(
+                f"Received --model {self.model}, --vectors {self.vectors} and --word_vectors {self.word_vectors}. "
+                "Pass one or more of them, or only --write_sentences."
+            )
 
 
 class LayerSource(NamedTuple):
@@ -66,7 +69,9 @@ def layer_sources(arguments: LayerSourceArguments, files: Mapping[str, str]) -> 
 
 
 def numbered_layers(count: int) -> list[str]:
-    return ["vectors"] if count == 1 else [f"layer {number}" for number in range(count)]
+    if count == 1:
+        return ["vectors"]
+    return [f"layer {number}" for number in range(count)]
 
 
 def computed_layers(model: Any, tokenizer: Any, sentences: Sentences, file: str) -> Iterator[np.ndarray]:
@@ -76,7 +81,8 @@ def computed_layers(model: Any, tokenizer: Any, sentences: Sentences, file: str)
 
 def static_layers(vectors: Mapping[str, np.ndarray], sentences: Sentences, file: str) -> Iterator[np.ndarray]:
     """One vector per word in all sentences: its own, or that of its lower-case form, or zeros."""
-    zeros = np.zeros_like(next(iter(vectors.values())))
+    first, *_ = vectors.values()
+    zeros = np.zeros_like(first)
     for words in tqdm(sentences, unit=" sentences", desc=Path(file).name):
         layer = np.empty((len(words), len(zeros)), zeros.dtype)
         for place, word in enumerate(words):
@@ -104,8 +110,10 @@ def stored_layers(folder: Path, sizes: list[int], sentences: Sentences, file: st
             shape = (*sizes[:1], len(words), *sizes[1:])
             is_finite = layers.dtype.kind in "fiu" and np.isfinite(layers).all()
             if not is_finite or layers.shape != shape or 0 in sizes:
-                stored_as = f"{layers.dtype} of shape {layers.shape}"
-                raise ValueError(f"array {number} is {stored_as}; its sentence needs finite numbers of shape {shape}")
+                raise ValueError(
+                    f"array {number} is {layers.dtype} of shape {layers.shape}; its sentence needs finite numbers of "
+                    f"shape {shape}"
+                )
             yield layers
     if stored > len(sentences):
         raise ValueError(

@@ -87,9 +87,10 @@ def nearest_uses(vectors: np.ndarray, uses: Sequence[WordUse], query: int, top_k
     """The indices of the nearest uses in other sentences, with their cosines, by vectors of length 1."""
     cosines = vectors @ vectors[query]
     sentence = uses[query].words
-    order = (-cosines).argsort(kind="stable")
-    others = [number for number in order.tolist() if uses[number].words is not sentence]
-    return [(number, float(cosines[number])) for number in others[:top_k]]
+    best_first = (-cosines).argsort(kind="stable").tolist()
+    others = [number for number in best_first if uses[number].words is not sentence]
+    nearest = others[:top_k]
+    return list(zip(nearest, cosines[nearest].tolist(), strict=True))
 
 
 def format_neighbors(result: dict[str, Any]) -> str:

@@ -32,6 +32,9 @@ class SenseInstance(NamedTuple):
     end: int
 
 
+Instances = Sequence[SenseInstance]
+
+
 class AnnotatedText(NamedTuple):
     sentences: list[list[str]]
     instances: list[SenseInstance]
@@ -67,8 +70,14 @@ def read_annotated(path: Path) -> AnnotatedText:
             if not senses.get(name):
                 raise ValueError(f"{path}: instance {name} has no sense in {keys_path.name}.")
             uses[name] += 1
-            lemma = (element.attrib["lemma"].lower(), element.attrib["pos"])
-            instances.append(SenseInstance(lemma, frozenset(senses[name]), len(sentences), start, len(words)))
+            instance = SenseInstance(
+                lemma=(element.attrib["lemma"].lower(), element.attrib["pos"]),
+                senses=frozenset(senses[name]),
+                sentence=len(sentences),
+                start=start,
+                end=len(words),
+            )
+            instances.append(instance)
         sentences.append(words)
     for name, count in uses.items():
         if count > 1 and count != len(key_lines[name]):
@@ -96,8 +105,11 @@ def read_keys(path: Path) -> tuple[dict[str, list[str]], dict[str, list[int]]]:
         name, *keys = line.split()
         before = senses.setdefault(name, keys)
         if set(before) != set(keys):
-            other = f"line {lines[name][0]} gives {' '.join(before)}"
-            raise ValueError(f"{path}, line {number}: {other} to the instance {name}; give each its own id.")
+            first, *_ = lines[name]
+            raise ValueError(
+                f"{path}, line {number}: line {first} gives {' '.join(before)} to the instance {name}; give each its "
+                "own id."
+            )
         lines[name].append(number)
     return senses, lines
 
@@ -135,7 +147,8 @@ def instance_vectors(text: AnnotatedText, layers_of_sentences: Iterable[np.ndarr
         if len(layers) > 1:
             layers = np.concatenate([layers, layers.mean(0, keepdims=True)])
         if sentence == 0:
-            means = np.empty((len(text.instances), len(layers), layers.shape[-1]), dtype=np.float16)
+            count, _, width = layers.shape
+            means = np.empty((len(text.instances), count, width), dtype=np.float16)
         for number in numbers_of[sentence]:
             instance = text.instances[number]
             words = layers[:, instance.start : instance.end]
@@ -143,16 +156,14 @@ def instance_vectors(text: AnnotatedText, layers_of_sentences: Iterable[np.ndarr
     return means
 
 
-def instances_by_lemma(instances: Sequence[SenseInstance]) -> dict[Lemma, list[int]]:
+def instances_by_lemma(instances: Instances) -> dict[Lemma, list[int]]:
     numbers = defaultdict(list)
     for number, instance in enumerate(instances):
         numbers[instance.lemma].append(number)
     return numbers
 
 
-def same_sense(
-    instances: Sequence[SenseInstance], vectors: np.ndarray, inventory: Inventory, names: list[str]
-) -> dict[str, Any]:
+def same_sense(instances: Instances, vectors: np.ndarray, inventory: Inventory, names: list[str]) -> dict[str, Any]:
     """How often the nearest use in another sentence has a sense of the use, by layer.
 
     Uses of one form are equally near in the token layer. Then the share of them that has a sense of the use counts.
@@ -186,8 +197,14 @@ def same_sense(
     if not total:
         raise ValueError("No lemma of --train_file has two senses in two sentences; pass more text.")
     always = "first sense" if inventory else "most frequent sense"
-    shares = zip(names, (hits / total).tolist(), strict=True)
-    return {"lemmas": lemmas, "instances": total, "chance": chance / total, always: with_first / total, **dict(shares)}
+    shares = (hits / total).tolist()
+    return {
+        "lemmas": lemmas,
+        "instances": total,
+        "chance": chance / total,
+        always: with_first / total,
+        **dict(zip(names, shares, strict=True)),
+    }
 
 
 def _shares(chosen: np.ndarray, agree: np.ndarray) -> np.ndarray:
@@ -196,7 +213,7 @@ def _shares(chosen: np.ndarray, agree: np.ndarray) -> np.ndarray:
     return right.sum(1) / chosen.sum(1)
 
 
-def senses_by_frequency(instances: Sequence[SenseInstance]) -> list[str]:
+def senses_by_frequency(instances: Instances) -> list[str]:
     """Senses by decreasing frequency; equally frequent senses in the order of their first occurrence."""
     counts = Counter()
     for instance in instances:
@@ -204,7 +221,7 @@ def senses_by_frequency(instances: Sequence[SenseInstance]) -> list[str]:
     return [sense for sense, _ in counts.most_common()]
 
 
-def sense_averages(instances: Sequence[SenseInstance], vectors: np.ndarray) -> dict[Lemma, dict[str, np.ndarray]]:
+def sense_averages(instances: Instances, vectors: np.ndarray) -> dict[Lemma, dict[str, np.ndarray]]:
     """The average vector of each sense of each lemma, with length 1. Shape: `(layers + 1, hidden_size)`."""
     averages = defaultdict(dict)
     for instance, vector in zip(instances, vectors, strict=True):
@@ -218,8 +235,8 @@ def sense_averages(instances: Sequence[SenseInstance], vectors: np.ndarray) -> d
 
 
 def disambiguation(
-    train: Sequence[SenseInstance],
-    test: Sequence[SenseInstance],
+    train: Instances,
+    test: Instances,
     averages: dict[Lemma, dict[str, np.ndarray]],
     vectors: np.ndarray,
     inventory: Inventory,
@@ -258,8 +275,12 @@ def disambiguation(
     return {"instances": len(test), "unseen_lemmas": unseen / len(test), **shares}
 
 
-def uses_of_lemma(lemma: str, instances: Sequence[SenseInstance]) -> list[int]:
-    members = [number for number, instance in enumerate(instances) if instance.lemma[0] == lemma.lower()]
+def uses_of_lemma(lemma: str, instances: Instances) -> list[int]:
+    members = []
+    for number, instance in enumerate(instances):
+        word, _ = instance.lemma
+        if word == lemma.lower():
+            members.append(number)
     if len(members) < 3:
         raise ValueError(f"--lemma {lemma} has {len(members)} use(s) in --train_file; pass a more frequent lemma.")
     return members

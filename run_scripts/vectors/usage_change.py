@@ -65,8 +65,9 @@ def compare_groups(vectors: Mapping[str, np.ndarray], permutations: int, seed: i
     consecutive = list(pairwise(vectors))
     pairs = []
     for one, other in combinations(vectors, 2):
+        pair = {"groups": [one, other], "consecutive": (one, other) in consecutive}
         measures = compare_pair(vectors[one], vectors[other], permutations, generator)
-        pairs.append({"groups": [one, other], "consecutive": (one, other) in consecutive, **measures})
+        pairs.append(pair | measures)
     return pairs
 
 
@@ -83,19 +84,23 @@ def compare_pair(
     splits = np.tile(observed, (1 + permutations, 1))
     splits[1:] = generator.permuted(splits[1:], axis=1)
     measures = {}
-    for name, distances in zip(MEASURES_OF_CHANGE, split_distances(vectors, splits), strict=True):
+    both_distances = split_distances(vectors, splits)
+    for name, distances in zip(MEASURES_OF_CHANGE, both_distances, strict=True):
         random = distances[1:]
         # The same split, drawn again, may differ in the last digits.
         is_as_large = distances >= distances[0] - 1e-12
-        values = {
-            "distance": distances[0],
-            "random_5": np.quantile(random, LEVEL),
-            "random_mean": random.mean(),
-            "random_95": np.quantile(random, 1 - LEVEL),
-            "p": is_as_large.mean(),
+        measures[name] = {
+            "distance": rounded(distances[0]),
+            "random_5": rounded(np.quantile(random, LEVEL)),
+            "random_mean": rounded(random.mean()),
+            "random_95": rounded(np.quantile(random, 1 - LEVEL)),
+            "p": rounded(is_as_large.mean()),
         }
-        measures[name] = {key: round(float(value), 6) for key, value in values.items()}
     return measures
+
+
+def rounded(number: np.floating) -> float:
+    return round(float(number), 6)
 
 
 def split_distances(vectors: np.ndarray, splits: np.ndarray) -> np.ndarray:
@@ -127,7 +132,8 @@ def distance_within(vectors: np.ndarray) -> float:
     count = len(vectors)
     total = normalize(vectors).sum(0, dtype=np.float64)
     sum_of_cosines = np.linalg.norm(total) ** 2  # with each use itself, too
-    return float(1 - (sum_of_cosines - count) / (count * (count - 1)))
+    pairs = count * (count - 1)
+    return float(1 - (sum_of_cosines - count) / pairs)
 
 
 def typical_uses(vectors: Mapping[str, np.ndarray], group: str, top_k: int) -> list[int]:
@@ -152,8 +158,7 @@ def format_change(result: Mapping[str, Any]) -> str:
     """The groups with their typical uses, and `shown_pairs`."""
     lines = [f"{result['word']} by {result['group_by']}"]
     for group in result["groups"]:
-        distance = group["distance_within"]
-        lines += ["", f"{group['name']}: {group['uses']} uses, with a mean distance of {distance:.3f}"]
+        lines += ["", "{name}: {uses} uses, with a mean distance of {distance_within:.3f}".format(**group)]
         lines += [f"  {use}" for use in group["typical_uses"]]
     rows = [["", "APD", "APD at random", "APD p", "PRT", "PRT at random", "PRT p"]]
     for pair in shown_pairs(result):

@@ -63,7 +63,8 @@ class ELMoVectorizer(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEsti
         if getattr(self, "_options", None) != options:
             self._options = options
             self._embedder = Embedder(**options)
-        vectors = [vector.reshape(-1) for vector in self._embedder({"text": sentences})["vectors"]]
+        batch = self._embedder({"text": sentences})
+        vectors = [vector.reshape(-1) for vector in batch["vectors"]]
         if not vectors and not hasattr(self, "_n_features_out"):
             self.fit()
         return np.stack(vectors) if vectors else np.zeros((0, self._n_features_out), np.float32)

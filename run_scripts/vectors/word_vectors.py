@@ -44,7 +44,8 @@ def read_word_vectors(path: str | Path, limit: int | None = None) -> WordVectors
     first_lines = array("L")
     twice = 0  # lines with a word of an earlier line
     others = []  # of these, the lines with another vector
-    for number, line in tqdm(lines, desc=Path(path).name, total=total, unit=" words", unit_scale=True):
+    bar = tqdm(lines, desc=Path(path).name, total=total, unit=" words", unit_scale=True)
+    for number, line in bar:
         word, vector = _word_and_vector(line, width, f"{path}, line {number}")
         if word in rows:
             twice += 1
@@ -68,12 +69,13 @@ def read_word_vectors(path: str | Path, limit: int | None = None) -> WordVectors
             f"{path}: {len(others):,} lines repeat an earlier word and are ignored, although their vector is another: "
             f"first {others[0]}."
         )
-    return WordVectors(list(rows), np.frombuffer(numbers, np.float32).reshape(len(rows), width))
+    vectors = np.frombuffer(numbers, np.float32)
+    return WordVectors(list(rows), vectors.reshape(len(rows), width))
 
 
 def _width_and_lines(path: Path) -> tuple[int, int | None, Iterator[tuple[int, str]]]:
     """The width, the number of words if a header gives it, and the numbered lines of the words."""
-    lines = ((number, line) for number, line in numbered_lines(path) if line.strip(" "))
+    lines = (numbered for numbered in numbered_lines(path) if numbered[1].strip(" "))
     start = list(islice(lines, LINES_FOR_WIDTH))
     widths = [line.rstrip(" ").count(" ") for _, line in start]
     width = mode(widths or [0])
