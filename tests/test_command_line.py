@@ -43,6 +43,19 @@ def python(*arguments, stdout=subprocess.PIPE, **environment):
     return subprocess.run([sys.executable, *arguments], env=inherited, stdout=stdout, stderr=subprocess.PIPE, text=True)
 
 
+@pytest.fixture
+def ends(monkeypatch, capsys):
+    """A function that starts a program with a command line, and returns its exit status, output and errors."""
+
+    def started(function, *command):
+        monkeypatch.setattr(sys, "argv", list(command))
+        with pytest.raises(SystemExit) as ended:
+            function()
+        return ended.value.code, *capsys.readouterr()
+
+    return started
+
+
 # The command
 
 
@@ -64,12 +77,9 @@ def test_the_list_of_programs_comes_at_once():
     assert python("-c", code).returncode == 0
 
 
-def test_an_unknown_program(monkeypatch, capsys):
-    monkeypatch.setattr(sys, "argv", ["elmo", "neighbours", "--help"])
-    with pytest.raises(SystemExit) as ended:
-        modeling_elmo_cli.main()
-    printed = (ended.value.code, *capsys.readouterr())
-    assert printed == (2, "", "elmo: error: 'neighbours' is not a program. Did you mean `elmo neighbors`?\n")
+def test_an_unknown_program(ends):
+    told = "elmo: error: 'neighbours' is not a program. Did you mean `elmo neighbors`?\n"
+    assert ends(modeling_elmo_cli.main, "elmo", "neighbours", "--help") == (2, "", told)
 
 
 @pytest.mark.slow
@@ -103,11 +113,9 @@ def test_a_package_that_is_missing(tmp_path):
         (lambda: load_file(__file__), "program.py: error: A .safetensors file cannot be read or written .*\n"),
     ],
 )
-def test_run_shows_a_mistake_in_one_line(function, message, monkeypatch, capsys):
-    monkeypatch.setattr(sys, "argv", ["/somewhere/program.py"])
-    with pytest.raises(SystemExit) as ended:
-        run(function)
-    assert ended.value.code == 2 and re.fullmatch(message, capsys.readouterr().err)
+def test_run_shows_a_mistake_in_one_line(function, message, ends):
+    status, _, told = ends(lambda: run(function), "/somewhere/program.py")
+    assert status == 2 and re.fullmatch(message, told)
 
 
 def test_run_shows_bugs_and_with_debug_all_errors(monkeypatch):
@@ -154,16 +162,13 @@ def test_help_that_nobody_reads(arguments):
     [(errno.EINVAL, 141, ""), (errno.ENOSPC, 2, "a.py: error: The output: No space left on device\n")],
     ids=["closed pipe of Windows", "full disk"],
 )
-def test_an_output_that_cannot_be_written(number, status, message, monkeypatch, capsys, tmp_path):
+def test_an_output_that_cannot_be_written(number, status, message, ends, monkeypatch, tmp_path):
     class Output(io.FileIO):
         def write(self, data):
             raise OSError(number, os.strerror(number))
 
-    monkeypatch.setattr(sys, "argv", ["a.py"])
     monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(io.BufferedWriter(Output(tmp_path / "a", "w"))))
-    with pytest.raises(SystemExit) as ended:
-        run(lambda: print("line"))
-    assert (ended.value.code, capsys.readouterr().err) == (status, message)
+    assert ends(lambda: run(lambda: print("line")), "a.py") == (status, "", message)
 
 
 @pytest.mark.slow
@@ -174,13 +179,10 @@ def test_an_output_whose_encoding_lacks_signs():
 
 
 @pytest.mark.parametrize("start", [lambda: run(interrupted), modeling_elmo_cli.main])
-def test_control_c(start, monkeypatch, capsys):
+def test_control_c(start, ends, monkeypatch):
     """In a program, and while its module is imported."""
-    monkeypatch.setattr(sys, "argv", ["elmo", "embed"])
     monkeypatch.setattr(modeling_elmo_cli, "import_module", interrupted)
-    with pytest.raises(SystemExit) as ended:
-        start()
-    assert (ended.value.code, *capsys.readouterr()) == (130, "", "")
+    assert ends(start, "elmo", "embed") == (130, "", "")
 
 
 def interrupted(*_):
@@ -244,26 +246,24 @@ def parser():
     return ProgramParser(FirstArguments, SecondArguments, prog="elmo test", description=text, epilog="More.")
 
 
-def help_of(option, capsys):
-    with pytest.raises(SystemExit) as ended:
-        parser().parse(["--seed", "3", option])
-    printed = capsys.readouterr()
-    assert (ended.value.code, printed.err) == (0, "")
-    return printed.out
+def help_of(option, ends):
+    status, printed, told = ends(lambda: parser().parse(["--seed", "3", option]))
+    assert (status, told) == (0, "")
+    return printed
 
 
-def test_help(monkeypatch, capsys):
+def test_help(monkeypatch, ends):
     monkeypatch.setenv("COLUMNS", "100")
-    own, ending = help_of("--help", capsys).split("\n\n--help_all ")
+    own, ending = help_of("--help", ends).split("\n\n--help_all ")
     assert re.sub(r"(?<=  --bf16) .*(\n {10}.*)*", "", own) == EXPECTED_HELP  # a text of transformers
     count = len(fields(TrainingArguments)) - len(("learning_rate", "bf16"))
     rest = f"also lists {count} other options of transformers' Trainer."
     assert ending == f"{rest}\n\nMore.\n\n--debug shows the traceback of an error.\n"
 
 
-def test_the_help_of_all_options(monkeypatch, capsys):
+def test_the_help_of_all_options(monkeypatch, ends):
     monkeypatch.setenv("COLUMNS", "100")
-    text, short = help_of("--help_all", capsys), help_of("-h", capsys)
+    text, short = help_of("--help_all", ends), help_of("-h", ends)
     own, trainer = text.split("\n\noptions of transformers' Trainer:\n")
     assert own == short.split("\n\n--help_all")[0]
     names = {item.name for item in fields(TrainingArguments)} - {"learning_rate", "bf16"}
@@ -354,13 +354,11 @@ def test_the_lists_of_an_option_that_is_given_twice_are_joined():
 
 
 @pytest.mark.parametrize("wrong", ["--steps x", "--mode c", "--train-file"])
-def test_options_that_argparse_refuses_end_in_one_line(wrong, capsys):
-    with pytest.raises(SystemExit) as ended:
-        parser().parse(["--model_name_or_path", "m", *wrong.split()])
-    printed = capsys.readouterr()
-    assert (ended.value.code, printed.out, printed.err.count("\n")) == (2, "", 1)
+def test_options_that_argparse_refuses_end_in_one_line(wrong, ends):
+    status, printed, told = ends(lambda: parser().parse(["--model_name_or_path", "m", *wrong.split()]))
+    assert (status, printed, told.count("\n")) == (2, "", 1)
     name = wrong.split()[0].replace("-f", "_f")
-    assert printed.err.startswith(f"elmo test: error: argument {name}: ") and len(printed.err) < 150
+    assert told.startswith(f"elmo test: error: argument {name}: ") and len(told) < 150
 
 
 @pytest.mark.parametrize(
