@@ -12,6 +12,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from errors import refused
 from safetensors.torch import save_file
 
 from modeling_elmo.run_scripts.pretraining import checkpoints as module
@@ -51,7 +52,7 @@ def test_save_and_find(tmp_path):
     assert checkpoints.last() == checkpoints.find(100) == checkpoints.output_dir / "checkpoint-100"
     state = load_state(checkpoints.last())
     assert state["step"] == 100 and torch.equal(state["tensor"], torch.full((100,), 100))
-    with pytest.raises(OSError, match="checkpoint-20 cannot be written.* checkpoint-5, checkpoint-20, checkpoint-100"):
+    with refused("checkpoint-20 cannot be written.* checkpoint-5, checkpoint-20, checkpoint-100", OSError):
         checkpoints.save(20, writer(7))
     assert load_state(checkpoints.find(20))["step"] == 20
     assert not [name for name in names(checkpoints.output_dir) if name.startswith(".")]
@@ -235,7 +236,7 @@ def test_a_model_that_is_half_published_has_no_new_config(tmp_path, monkeypatch)
         return replace(path, target)
 
     monkeypatch.setattr(Path, "replace", failing)
-    with pytest.raises(OSError, match="model cannot be written.*checkpoint-1, checkpoint-2"):
+    with refused("model cannot be written.*checkpoint-1, checkpoint-2", OSError):
         checkpoints.publish(checkpoints.find(2))
     assert sorted(order) == sorted(MODEL) and order[-1] == "config.json"
     assert (tmp_path / "config.json").read_text() == "config.json of 1"
@@ -291,7 +292,7 @@ def test_broken_states(tmp_path):
     torch.save([1, 2], path)
     for content in [path.read_bytes(), *cut, *noise, b"hello\n"]:
         path.write_bytes(content)
-        with pytest.raises(ValueError, match="training_state.pt is broken") as caught:
+        with refused("training_state.pt is broken") as caught:
             load_state(tmp_path)
         assert "weights_only" not in str(caught.value)  # without torch's advice to run code from the file
 
@@ -306,7 +307,7 @@ def test_an_error_of_the_main_process_is_raised_by_all(monkeypatch):
         raise OSError("The disk is full.")
 
     for is_main_process, message in ((True, "^The disk is full.$"), (False, "has ended: The disk is full.")):
-        with pytest.raises(OSError, match=message):
+        with refused(message, OSError):
             on_main_process(SimpleNamespace(is_main_process=is_main_process), full)
     sent.clear()
     assert [on_main_process(SimpleNamespace(is_main_process=each), lambda: 7) for each in (True, False)] == [7, 7]

@@ -3,6 +3,7 @@
 import pytest
 import torch
 import torch.nn.functional as F
+from errors import refused
 from head_models import (
     ELMO,
     HEADS,
@@ -205,7 +206,7 @@ def test_errors_of_classifiers():
     number = make_model(ELMoForSequenceClassification, num_labels=1)
     losses = [number(**batch, labels=torch.arange(4).to(dtype)).loss for dtype in (torch.int64, torch.float32)]
     assert losses[0] == losses[1]
-    with pytest.raises(TypeError, match="`labels` is a list; pass a tensor"):
+    with refused("`labels` is a list; pass a tensor", TypeError):
         model(**batch, labels=[0, 1, 2, 0])
     baseline = make_model(ELMoForSequenceClassification, use_elmo=False)
     outside = {**batch, "character_ids": batch["character_ids"] * 30}

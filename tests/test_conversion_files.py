@@ -157,7 +157,7 @@ def test_staged_links_and_the_present_folder(tmp_path, monkeypatch):
 def test_a_full_disk_is_named():
     if not Path("/dev/full").exists():
         pytest.skip("this system has no /dev/full")
-    with pytest.raises(OSError, match="No space left on device: '/dev/full'"), files.staged(Path("/dev/full")) as file:
+    with refused("No space left on device: '/dev/full'", OSError), files.staged(Path("/dev/full")) as file:
         file.write_text("x")
 
 

@@ -5,6 +5,7 @@ import socket
 from pathlib import Path
 
 import pytest
+from errors import refused
 
 from modeling_elmo.run_scripts.program.files import check_output, parse_json
 
@@ -20,5 +21,5 @@ def test_outputs_that_are_no_files(tmp_path):
 
 
 def test_json_with_a_key_twice():
-    with pytest.raises(ValueError, match="^a.jsonl, line 2 is not JSON.*an object has the key 'text' twice"):
+    with refused("^a.jsonl, line 2 is not JSON.*an object has the key 'text' twice"):
         parse_json('{"text": "b", "n": 1, "text": "c"}', "a.jsonl, line 2")
