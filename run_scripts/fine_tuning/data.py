@@ -339,5 +339,5 @@ def take_samples(splits: DatasetDict, arguments: DataArguments) -> DatasetDict:
 
 def training_share(count: int, fraction: float) -> list[int]:
     """Row numbers of a random share: the same in every run, and part of every larger share."""
-    drawn = np.random.default_rng(0).permutation(count)[: math.ceil(fraction * count)]
-    return sorted(drawn.tolist())
+    shuffled = np.random.default_rng(0).permutation(count).tolist()
+    return sorted(shuffled[: math.ceil(fraction * count)])

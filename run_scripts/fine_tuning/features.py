@@ -6,9 +6,9 @@ They are kept in one file that is mapped into memory, so that it may be larger t
 import json
 import math
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import cached_property
-from itertools import chain, pairwise
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
@@ -25,10 +25,10 @@ from ..vectors.embedding import length_sorted_batches
 
 Example = dict[str, Any]
 # Fields of the configuration that change the layers of a biLM with the same weights.
-COMPUTATION_FIELDS = (
-    *("char_cnn_activation", "char_cnn_filters", "max_word_length", "num_highway_layers", "num_hidden_layers"),
-    *("cell_clip", "projection_clip", "forget_bias", "use_skip_connections"),
-)
+COMPUTATION_FIELDS = """
+    char_cnn_activation char_cnn_filters max_word_length num_highway_layers num_hidden_layers cell_clip projection_clip
+    forget_bias use_skip_connections
+"""
 BOOKKEEPING_COLUMNS = ("text_number", "example_number", "offset_mapping")  # of encodings; no head reads them
 DIGEST_SIZE = 12  # bytes
 TARGET_COLUMNS = ("labels", "start_positions", "end_positions")  # only the head reads them
@@ -53,10 +53,10 @@ def distinct_texts(rows: Dataset, reads_words: bool) -> DistinctTexts:
     for row, example in enumerate(rows.select_columns(sorted(inputs & {*rows.column_names}))):
         example = {name: np.asarray(values, dtype=np.int32) for name, values in example.items()}
         types = example.pop("token_type_ids", np.zeros(len(example["attention_mask"])))
-        bounds = [0, *(np.flatnonzero(np.diff(types)) + 1).tolist(), len(types)]
+        changes = np.flatnonzero(np.diff(types)) + 1
         texts = []
-        for first, end in pairwise(bounds):
-            parts = (_without_padding(example[name][first:end]).tobytes() for name in sorted(example))
+        for first, end in pairwise([0, *changes.tolist(), len(types)]):
+            parts = (_without_padding(values[first:end]).tobytes() for _, values in sorted(example.items()))
             key = bytes.fromhex(digest(parts, DIGEST_SIZE))
             number = numbers.setdefault(key, len(numbers))
             if number == len(spans):
@@ -147,8 +147,7 @@ class FeatureCollator:
 @torch.no_grad()
 def _compute(store: FeatureStore, model: ELMoModel, rows: Dataset, texts: DistinctTexts, collate, batch_tokens: int):
     model.eval()
-    left_out = set(BOOKKEEPING_COLUMNS + TARGET_COLUMNS)
-    rows = rows.remove_columns([name for name in rows.column_names if name in left_out])
+    rows = rows.remove_columns(sorted({*BOOKKEEPING_COLUMNS, *TARGET_COLUMNS} & {*rows.column_names}))
 
     def text(number: int) -> Example:
         row, first, end = texts.spans[number]
@@ -169,13 +168,16 @@ def _compute(store: FeatureStore, model: ELMoModel, rows: Dataset, texts: Distin
 
 def _fingerprint(model: ELMoModel, texts: DistinctTexts) -> str:
     """Digest of everything that the layers depend on; it names their file."""
-    weights = (
-        name.encode() + tensor.cpu().contiguous().view(torch.uint8).numpy().tobytes()
-        for name, tensor in sorted(model.state_dict().items())
-        if not name.startswith("scalar_mix.")
-    )
-    options = {name: getattr(model.config, name) for name in COMPUTATION_FIELDS}
-    return digest(chain(weights, [json.dumps(options).encode()], texts.digests), DIGEST_SIZE)
+
+    def contents() -> Iterator[bytes]:
+        for name, tensor in sorted(model.state_dict().items()):
+            if not name.startswith("scalar_mix."):
+                yield name.encode() + tensor.cpu().contiguous().view(torch.uint8).numpy().tobytes()
+        options = {name: getattr(model.config, name) for name in COMPUTATION_FIELDS.split()}
+        yield json.dumps(options).encode()
+        yield from texts.digests
+
+    return digest(contents(), DIGEST_SIZE)
 
 
 def _reserve(path: Path, size: int):

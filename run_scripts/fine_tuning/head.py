@@ -93,7 +93,7 @@ def task_tokenizer(task: Task, head: HeadArguments, train: Dataset, vectors: Wor
     if not word_vector_size(head, vectors) or load_pretrained(ELMoConfig, head.model_name_or_path).word_embedding_size:
         return tokenizer
     looked_up = tokenizer.word_table.looked_up
-    extra = [*map(looked_up, vectors.words)] if vectors else []
+    extra = list(map(looked_up, vectors.words)) if vectors else []
     texts = (map(looked_up, words) for words in task.words(train, tokenizer))
     words = task_vocabulary(texts, head.word_min_count, extra)
     is_lowercase = bool(extra) and all(word == word.lower() for word in extra)
@@ -173,7 +173,8 @@ def head_on_bilm(model_class: Any, name_or_path: str, config: ELMoConfig) -> ELM
             f"{name_or_path} holds a biLM in 8 bits, which cannot be trained. Pass the biLM in float32, and call "
             "`quantize()` on the trained model."
         )
-    new = {*loaded["missing_keys"], *(name for name, *_ in loaded["mismatched_keys"])}
+    new = set(loaded["missing_keys"])
+    new.update(name for name, *_ in loaded["mismatched_keys"])
     missing = sorted(name for name in new if name.startswith("elmo."))
     if missing:
         raise ValueError(
@@ -234,8 +235,10 @@ def resolved_options(task: Task, head: HeadArguments) -> dict[str, Any]:
 
 def mix_options(task: Task, head: HeadArguments) -> dict[str, float]:
     """The options whose defaults depend on the task."""
-    given = {name: getattr(head, name) for name in ("scalar_mix_l2", "elmo_dropout")}
-    return {name: getattr(task, name) if value is None else value for name, value in given.items()}
+    return {
+        "scalar_mix_l2": task.scalar_mix_l2 if head.scalar_mix_l2 is None else head.scalar_mix_l2,
+        "elmo_dropout": task.elmo_dropout if head.elmo_dropout is None else head.elmo_dropout,
+    }
 
 
 def word_vector_size(head: HeadArguments, vectors: WordVectors | None) -> int:
@@ -253,9 +256,10 @@ def initial_embeddings(
     the tokenizer looks up as the same, or with `lowercase_unknown` that of its lower-case form. Also returns the number
     of words with a vector.
     """
-    row_of_word = {word: row for row, word in enumerate(vectors.words)} | {PAD_WORD: -1, UNK_WORD: -1}
-    looked_up = {tokenizer.word_table.looked_up(word): row for word, row in reversed(row_of_word.items())}
-    row_of_word = looked_up | row_of_word
+    row_of_word = {word: row for row, word in enumerate(vectors.words)}
+    row_of_word |= {PAD_WORD: -1, UNK_WORD: -1}
+    for word, row in list(row_of_word.items()):
+        row_of_word.setdefault(tokenizer.word_table.looked_up(word), row)
 
     def row_of(word: str) -> int:
         if word not in row_of_word and tokenizer.lowercase_unknown:
@@ -264,13 +268,14 @@ def initial_embeddings(
 
     rows = np.array(list(map(row_of, vocabulary)))
     has_vector = rows >= 0
-    start = np.random.default_rng(seed).standard_normal((len(vocabulary), vectors.vectors.shape[1]), np.float32)
-    mean = vectors.vectors.mean(dtype=np.float64)  # in double precision, without a copy of the vectors
-    square = np.einsum("nw,nw->", vectors.vectors, vectors.vectors, dtype=np.float64) / vectors.vectors.size
+    values = vectors.vectors
+    start = np.random.default_rng(seed).standard_normal((len(vocabulary), values.shape[1]), np.float32)
+    mean = values.mean(dtype=np.float64)  # in double precision, without a copy of the vectors
+    square = np.einsum("nw,nw->", values, values, dtype=np.float64) / values.size
     start *= float(np.sqrt(square - mean**2))
-    start[has_vector] = vectors.vectors[rows[has_vector]]
+    start[has_vector] = values[rows[has_vector]]
     start[[word == PAD_WORD for word in vocabulary]] = 0
-    start[[word == UNK_WORD for word in vocabulary]] = vectors.vectors.mean(0, dtype=np.float64)
+    start[[word == UNK_WORD for word in vocabulary]] = values.mean(0, dtype=np.float64)
     return start, int(has_vector.sum())
 
 

@@ -11,6 +11,7 @@ import string
 import warnings
 from collections import Counter
 from collections.abc import Iterable, Sequence
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -38,7 +39,7 @@ def tagging_scores(
         `accuracy` over tokens. For entities also `precision`, `recall` and `f1` over all entities, and `per_type`: the
         three rates and the `number` of gold entities of each type. For other tags `macro_f1`, and `per_type` by tag.
     """
-    tags = sorted({tag for sentence in (*predicted, *gold) for tag in sentence})
+    tags = sorted(set(chain(*predicted, *gold)))
     if marks_entities(tags) if are_entities is None else are_entities:
         return _entity_scores(predicted, gold)
     per_tag = _rates(_flat(predicted), _flat(gold), tags)
@@ -57,22 +58,23 @@ def _entity_scores(predicted: Sequence[Sequence[str]], gold: Sequence[Sequence[s
     per_type = {}
     for kind, rates in report.items():
         if kind not in ("macro avg", "weighted avg"):
-            values = [value.item() for value in rates.values()]
-            per_type[kind] = dict(zip(RATES, values, strict=True))
+            numbers = (value.item() for value in rates.values())
+            per_type[kind] = dict(zip(RATES, numbers, strict=True))
     overall = per_type.pop("micro avg")
     del overall["number"]
     return {**overall, "accuracy": _mean(_flat(predicted) == _flat(gold)), "per_type": per_type}
 
 
 def _iobes(sentences: Sequence[Sequence[str]]) -> list[list[str]]:
-    converted = []
-    for tags in sentences:
-        converted.append([TO_IOBES.get(tag[0], tag[0]) + tag[1:] for tag in tags])
-    return converted
+    def converted(tag: str) -> str:
+        letter = tag[0]
+        return TO_IOBES.get(letter, letter) + tag[1:]
+
+    return [list(map(converted, tags)) for tags in sentences]
 
 
 def _flat(sentences: Sequence[Sequence[str]]) -> np.ndarray:
-    return np.array([tag for tags in sentences for tag in tags])
+    return np.array(list(chain.from_iterable(sentences)))
 
 
 def classification_scores(predicted: Sequence[int], gold: Sequence[int], labels: Sequence[str]) -> Scores:
@@ -110,8 +112,9 @@ def multilabel_scores(
     for predicted_column, gold_column in zip(predicted.T, gold.T, strict=True):
         # One label at a time: scikit-learn takes a single column for two classes.
         per_label += _rates(predicted_column, gold_column, [True])
+    overall = _rates(predicted.ravel(), gold.ravel(), [True])[0]
     return {
-        "micro_f1": _rates(predicted.ravel(), gold.ravel(), [True])[0]["f1"],
+        "micro_f1": overall["f1"],
         "macro_f1": _mean([rates["f1"] for rates in per_label]),
         "subset_accuracy": _mean((predicted == gold).all(1)),
         "per_label": dict(zip(labels, per_label, strict=True)),
@@ -123,11 +126,8 @@ def _rates(predicted: np.ndarray, gold: np.ndarray, classes: Sequence[Any]) -> l
     from sklearn.metrics import precision_recall_fscore_support
 
     columns = precision_recall_fscore_support(gold, predicted, labels=classes, zero_division=0)
-    rates = []
-    for precision, recall, f1, number in zip(*columns, strict=True):
-        values = (float(precision), float(recall), float(f1), int(number))
-        rates.append(dict(zip(RATES, values, strict=True)))
-    return rates
+    rows = zip(*(column.tolist() for column in columns), strict=True)
+    return [dict(zip(RATES, row, strict=True)) for row in rows]
 
 
 def regression_scores(predicted: Sequence[float], gold: Sequence[float]) -> Scores:
@@ -137,13 +137,12 @@ def regression_scores(predicted: Sequence[float], gold: Sequence[float]) -> Scor
     predicted_values = np.array(predicted, dtype=float)
     gold_values = np.array(gold, dtype=float)
     if not np.isfinite(predicted_values).all():
-        raise ValueError("A predicted_values number is not finite: training diverged. Pass a smaller learning rate.")
-    is_constant = not (np.ptp(predicted_values) and np.ptp(gold_values))
-    return {
-        "pearson": 0.0 if is_constant else float(pearsonr(predicted_values, gold_values).statistic),
-        "spearman": 0.0 if is_constant else float(spearmanr(predicted_values, gold_values).statistic),
-        "mse": _mean((predicted_values - gold_values) ** 2),
-    }
+        raise ValueError("A predicted number is not finite: training diverged. Pass a smaller learning rate.")
+    scores = {"pearson": 0.0, "spearman": 0.0, "mse": _mean((predicted_values - gold_values) ** 2)}
+    if np.ptp(predicted_values) and np.ptp(gold_values):
+        scores["pearson"] = float(pearsonr(predicted_values, gold_values).statistic)
+        scores["spearman"] = float(spearmanr(predicted_values, gold_values).statistic)
+    return scores
 
 
 def answer_scores(
@@ -179,8 +178,8 @@ def answer_scores(
     if types is not None:
         scores["per_type"] = {}
         for kind in sorted(set(types)):
-            is_chosen = np.array([question_type == kind for question_type in types])
-            scores["per_type"][kind] = means(is_chosen) | {"number": int(is_chosen.sum())}
+            has_type = np.array(types) == kind
+            scores["per_type"][kind] = {**means(has_type), "number": int(has_type.sum())}
     return scores
 
 
@@ -193,10 +192,9 @@ def _answer_match(predicted: str, gold: Sequence[str], is_squad_2: bool) -> tupl
     if is_squad_2:
         answers = [answer for answer in answers if answer] or [""]
     normalized = normalized_answer(predicted)
-    return (
-        max(float(normalized == answer) for answer in answers),
-        max(_word_f1(normalized.split(), answer.split(), is_squad_2) for answer in answers),
-    )
+    words = normalized.split()
+    f1 = max(_word_f1(words, answer.split(), is_squad_2) for answer in answers)
+    return float(normalized in answers), f1
 
 
 def normalized_answer(answer: str) -> str:

@@ -3,6 +3,7 @@
 import json
 import time
 from collections.abc import Iterable
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -71,7 +72,8 @@ def _check_resumed(checkpoint: Path, settings: dict[str, Any], training: TaskTra
 
 def holds_model(folder: Path) -> bool:
     """Whether a folder has a finished model or the checkpoints of a run, also of another program."""
-    return any((folder / name).exists() for name in ("record.json", CONFIG_NAME)) or bool(checkpoints_in(folder))
+    has_files = (folder / "record.json").exists() or (folder / CONFIG_NAME).exists()
+    return has_files or bool(checkpoints_in(folder))
 
 
 def run_settings(task: Task, head: HeadArguments, training: TaskTrainingArguments) -> dict[str, Any]:
@@ -91,13 +93,16 @@ def different_settings(before: dict[str, Any], now: dict[str, Any], may_change: 
     """The settings that differ from those of now, as text: `name 1, now 2`. Empty if none does."""
     changes = []
     for name in sorted({*before, *now} - {*may_change}):
-        if before.get(name) != now.get(name):
-            changes.append(f"{name} {before.get(name)!r}, now {now.get(name)!r}")
+        first = before.get(name)
+        second = now.get(name)
+        if first != second:
+            changes.append(f"{name} {first!r}, now {second!r}")
     return ", ".join(changes)
 
 
 def data_digest(task: Task) -> str:
-    return digest(json.dumps(row).encode() for data in task.data.values() for row in data)
+    rows = chain.from_iterable(task.data.values())
+    return digest(json.dumps(row).encode() for row in rows)
 
 
 def run_record(

@@ -167,8 +167,8 @@ class Task(ABC):
             return None
 
         def metrics(predicted: EvalPrediction) -> dict[str, float]:
-            labels, examples = predicted.label_ids, self.data["validation"]
-            scores = self.scores(SplitOutput(predicted.predictions, labels, examples, splits["validation"]))
+            parts = (predicted.predictions, predicted.label_ids, self.data["validation"], splits["validation"])
+            scores = self.scores(SplitOutput(*parts))
             return {name: value for name, value in scores.items() if isinstance(value, (int, float))}
 
         return metrics
@@ -186,7 +186,8 @@ def log_mean_probabilities(logits: Sequence[np.ndarray]) -> np.ndarray:
 
 def log_mean_odds(logits: Sequence[np.ndarray]) -> np.ndarray:
     """The log-odds of the mean of several models' probabilities, sigmoids of their logits."""
-    log_probs = log_mean_probabilities([np.stack([np.zeros_like(of_model), of_model], -1) for of_model in logits])
+    pairs = [np.stack([np.zeros_like(of_model), of_model], -1) for of_model in logits]
+    log_probs = log_mean_probabilities(pairs)
     return log_probs[..., 1] - log_probs[..., 0]
 
 

@@ -26,19 +26,23 @@ from ..program.processes import check_processes, check_workers, computes_bfloat1
 logger = logging.get_logger(__name__)
 
 # Training options that scores depend on.
-RECORDED_OPTIONS = (
-    *("learning_rate", "lr_scheduler_type", "lr_scheduler_kwargs", "warmup_ratio", "warmup_steps", "max_grad_norm"),
-    *("num_train_epochs", "max_steps", "per_device_train_batch_size", "gradient_accumulation_steps", "bf16", "fp16"),
-    *("optim", "optim_args", "weight_decay", "adam_beta1", "adam_beta2", "adam_epsilon", "data_seed"),
-    *("eval_strategy", "eval_steps", "save_strategy", "save_steps", "load_best_model_at_end"),
-    *("adadelta", "ema_decay", "train_sampling_strategy", "lr_decay"),
-)
+RECORDED_OPTIONS = """
+    learning_rate lr_scheduler_type lr_scheduler_kwargs warmup_ratio warmup_steps max_grad_norm num_train_epochs
+    max_steps per_device_train_batch_size gradient_accumulation_steps bf16 fp16 optim optim_args weight_decay adam_beta1
+    adam_beta2 adam_epsilon data_seed eval_strategy eval_steps save_strategy save_steps load_best_model_at_end adadelta
+    ema_decay train_sampling_strategy lr_decay
+"""
+ADAM_OPTIONS = ("optim", "optim_args", "adam_beta1", "adam_beta2", "adam_epsilon")  # which Adadelta does not read
 # Options that a task decides: the program trains, the head has its own loss, and all predictions are scored in the
 # order of the examples.
 FIXED_OPTIONS: dict[str, Any] = {
     "do_predict": False,
-    **{"label_smoothing_factor": 0.0, "prediction_loss_only": False, "eval_do_concat_batches": True},
-    **{"dataloader_drop_last": False, "dataloader_in_order": True, "greater_is_better": True},
+    "label_smoothing_factor": 0.0,
+    "prediction_loss_only": False,
+    "eval_do_concat_batches": True,
+    "dataloader_drop_last": False,
+    "dataloader_in_order": True,
+    "greater_is_better": True,
 }
 NOT_PRINTED = ("_per_second", "epoch", "total_flos")  # of the log
 TRAINED = "trained_weights.safetensors"  # in a checkpoint, whose model has the averages
@@ -86,9 +90,11 @@ class TaskTrainingArguments(TrainingArguments):
         if self.push_to_hub:
             check_repository(self.hub_model_id or Path(self.output_dir).resolve().name, "--hub_model_id")
         fixed = FIXED_OPTIONS | {"label_names": self.trainer_options.get("label_names")}
-        ignored = [name for name, value in fixed.items() if getattr(self, name) not in (value, None)]
-        for name in ignored:
-            setattr(self, name, fixed[name])
+        ignored = []
+        for name, value in fixed.items():
+            if getattr(self, name) not in (value, None):
+                setattr(self, name, value)
+                ignored.append(name)
         default_optim = TrainingArguments.__dataclass_fields__["optim"].default
         if self.adadelta and self.optim != default_optim:  # type: ignore[has-type]  # an option of TrainingArguments
             self.optim = default_optim
@@ -105,11 +111,13 @@ class TaskTrainingArguments(TrainingArguments):
         self.bf16 = wants_bf16 and (not self.use_cpu or computes_bfloat16("cpu", "--bf16"))  # for the record, too
         if self.tf32 is None and not self.use_cpu and is_torch_tf32_available():
             self.tf32 = True
-        given = {name: getattr(self, name) for name in ("metric_for_best_model", "greater_is_better")}
+        metric = self.metric_for_best_model
+        is_greater = self.greater_is_better
         super().__post_init__()
         if wants_bf16 and not self.bf16:
             self.mixed_precision = "no"  # super has read the launcher's
-        self.__dict__.update(given)  # which Trainer replaces by the loss; `for_trainer` knows the metric
+        self.metric_for_best_model = metric  # which Trainer replaces by the loss; `for_trainer` knows the metric
+        self.greater_is_better = is_greater
         check_processes(self.world_size)
 
     def for_trainer(self, metric: str, has_validation: bool) -> "TaskTrainingArguments":
@@ -127,8 +135,10 @@ class TaskTrainingArguments(TrainingArguments):
 
     def recorded(self) -> dict[str, Any]:
         values = self.to_dict()
-        left_out = ("optim", "optim_args", "adam_beta1", "adam_beta2", "adam_epsilon") if self.adadelta else ()
-        return {name: values[name] for name in RECORDED_OPTIONS if name in values and name not in left_out}
+        names = [name for name in RECORDED_OPTIONS.split() if name in values]
+        if self.adadelta:
+            names = [name for name in names if name not in ADAM_OPTIONS]
+        return {name: values[name] for name in names}
 
     def likely_cause(self, steps: int) -> str:
         """Why a model may have learned nothing in so many steps."""
@@ -138,7 +148,8 @@ class TaskTrainingArguments(TrainingArguments):
         """The checkpoint to resume from: a folder, or with `--resume_from_checkpoint last` the last complete one."""
         passed = self.resume_from_checkpoint
         folder = last_checkpoint(Path(self.output_dir)) if passed in ("last", "true", "True") else passed
-        if passed is not None and not (folder and Path(folder, "trainer_state.json").is_file()):
+        is_complete = folder is not None and Path(folder, "trainer_state.json").is_file()
+        if passed is not None and not is_complete:
             raise FileNotFoundError(
                 f"--resume_from_checkpoint {passed}: there is no complete checkpoint of Trainer. Pass a folder "
                 "checkpoint-N, or leave the option out."
@@ -175,7 +186,11 @@ class MovingAverage(TrainerCallback):
 
     def on_train_begin(self, args, state, control, **kwargs):
         if not self.averages:  # a checkpoint has loaded its own
-            self.averages = {name: weight.detach().clone() for name, weight in self.weights.items()}
+            self.begin()
+
+    def begin(self):
+        """Takes the averages from the model."""
+        self.averages = {name: weight.detach().clone() for name, weight in self.weights.items()}
 
     @torch.no_grad()
     def on_step_end(self, args, state, control, **kwargs):
@@ -193,14 +208,17 @@ class MovingAverage(TrainerCallback):
     @torch.no_grad()
     def load_trained(self, folder: Path):
         """Takes the averages from the model, which has just loaded them, and loads the weights into it."""
-        self.averages = {name: weight.detach().clone() for name, weight in self.weights.items()}
+        self.begin()
         for name, weight in load_file(folder / TRAINED).items():
             self.weights[name].copy_(weight)
 
 
 def log_line(logs: dict[str, float]) -> str:
     """An entry of Trainer's log as text."""
-    figures = (f"{name} {value:.4g}" for name, value in logs.items() if not name.endswith(NOT_PRINTED))
+    figures = []
+    for name, value in logs.items():
+        if not name.endswith(NOT_PRINTED):
+            figures.append(f"{name} {value:.4g}")
     return f"epoch {logs['epoch']:.4g}: {', '.join(figures)}"
 
 
@@ -313,8 +331,9 @@ class TaskTrainer(Trainer):
         with self._averaged(), writing(output_dir or self.args.output_dir):
             super().save_model(output_dir, _internal_call)
         if self.average is not None and self.args.should_save:
-            weights = {name: weight.detach().contiguous() for name, weight in self.average.weights.items()}
-            save_file(weights, Path(output_dir or self.args.output_dir, TRAINED))
+            weights = self.average.weights
+            contiguous = {name: weight.detach().contiguous() for name, weight in weights.items()}
+            save_file(contiguous, Path(output_dir or self.args.output_dir, TRAINED))
 
     def _save_checkpoint(self, *args, **kwargs):
         with writing(self.args.output_dir):
@@ -335,11 +354,17 @@ class TaskTrainer(Trainer):
 
 def checkpoints_in(folder: Path) -> dict[int, Path]:
     """The checkpoints that Trainer has left in a folder, by their step."""
-    steps = ((path.name.removeprefix("checkpoint-"), path) for path in folder.glob("checkpoint-*"))
-    return {int(step): path for step, path in steps if step.isdecimal()}
+    checkpoints = {}
+    for path in folder.glob("checkpoint-*"):
+        step = path.name.removeprefix("checkpoint-")
+        if step.isdecimal():
+            checkpoints[int(step)] = path
+    return checkpoints
 
 
 def last_checkpoint(folder: Path) -> str | None:
     """The last complete checkpoint in a folder: Trainer writes its state last."""
-    complete = {step: path for step, path in checkpoints_in(folder).items() if (path / "trainer_state.json").is_file()}
-    return str(complete[max(complete)]) if complete else None
+    for _, path in sorted(checkpoints_in(folder).items(), reverse=True):
+        if (path / "trainer_state.json").is_file():
+            return str(path)
+    return None
