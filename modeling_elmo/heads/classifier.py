@@ -90,7 +90,8 @@ class BiattentiveClassifier(TextPairClassifier):
         texts_ME = self.encode(words_NH, texts, elmo_NE)
         context_ME = attend_to_other(texts_ME, texts, rows)
         compared = torch.cat([texts_ME, texts_ME - context_ME, texts_ME * context_ME], -1)
-        integrated_MH = self.integrator(self.sequence_dropout(compared, texts.text_N), texts)
+        compared = self.sequence_dropout(compared, texts.text_N)
+        integrated_MH = self.integrator(compared, texts)
         pooled_SP = self._pool(integrated_MH, texts)
         joint_BJ = both_texts(pooled_SP, rows)
         for linear in cast(Iterable[nn.Linear], self.joint):
@@ -100,8 +101,10 @@ class BiattentiveClassifier(TextPairClassifier):
     def _pool(self, integrated_MH: Tensor, texts: PackedTexts) -> Tensor:
         weights_M1 = texts.softmax(self.attention(integrated_MH))
         attentive_SH = texts.sum(weights_M1 * integrated_MH)
+        greatest_SH = texts.max(integrated_MH)
+        mean_SH = texts.mean(integrated_MH)
         least_SH = -texts.max(-integrated_MH)
-        return torch.cat([texts.max(integrated_MH), texts.mean(integrated_MH), least_SH, attentive_SH], 1)
+        return torch.cat([greatest_SH, mean_SH, least_SH, attentive_SH], 1)
 
 
 class ESIMClassifier(TextPairClassifier):
@@ -134,7 +137,8 @@ class ESIMClassifier(TextPairClassifier):
         aligned_ME = attend_to_other(texts_ME, texts, rows)
         enhanced = torch.cat([texts_ME, aligned_ME, texts_ME - aligned_ME, texts_ME * aligned_ME], -1)
         projected_MH = fast_linear(self.projection, enhanced).relu()
-        composed_MH = self.composition(self.sequence_dropout(projected_MH, texts.text_N), texts)
+        projected_MH = self.sequence_dropout(projected_MH, texts.text_N)
+        composed_MH = self.composition(projected_MH, texts)
         pooled_SP = torch.cat([texts.mean(composed_MH), texts.max(composed_MH)], 1)
         joint_BJ = self.dropout(both_texts(pooled_SP, rows))
         joint_BJ = fast_linear(self.joint, joint_BJ).tanh()
@@ -218,8 +222,9 @@ class ELMoForSequenceClassification(ELMoTaskModel):
             texts = PackedTexts(self._texts(inputs.mask_BT, token_type_ids), inputs.mask_BT)
             logits = self.classifier(inputs.tokens_ND, texts, batch, inputs.output_NE)
         if labels is None:
-            is_single = self.config.problem_type in (None, "single_label_classification") and self.num_labels > 1
-            self._warn_without_labels(None, None if is_single else "its own loss")
+            may_be_single = self.config.problem_type in (None, "single_label_classification")
+            is_smoothed = may_be_single and self.num_labels > 1
+            self._warn_without_labels(None, None if is_smoothed else "its own loss")
         return SequenceClassifierOutput(
             loss=None if labels is None else self._loss(logits, labels),
             logits=logits,

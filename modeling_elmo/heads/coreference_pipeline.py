@@ -71,8 +71,8 @@ class ELMoCoreferencePipeline(ChunkPipeline):
 
     def __call__(self, inputs: Any, **options: Any) -> Any:
         options["batch_size"] = 1  # whatever was asked for: the sentences of a document are a batch
-        is_document = isinstance(inputs, (str, list, tuple, Mapping)) or not isinstance(inputs, (Iterable, Dataset))
-        documents = {"document": inputs} if is_document else readable(inputs)
+        are_several = isinstance(inputs, (Iterable, Dataset)) and not isinstance(inputs, (str, list, tuple, Mapping))
+        documents = readable(inputs) if are_several else {"document": inputs}
         if documents == []:
             return []
         return super().__call__(documents, **options)
@@ -95,10 +95,11 @@ class ELMoCoreferencePipeline(ChunkPipeline):
     ) -> Iterator[dict]:
         is_wrapped = isinstance(inputs, dict) and "document" in inputs
         document = read_document(inputs["document"] if is_wrapped else inputs, self.tokenizer, language)
-        lengths = [len(words) for words in document.characters]
+        lengths = list(map(len, document.characters))
         for first, begin, end in windows_of(lengths, max_words):
             window = self._inputs(document.sentences[first:end], genre)
-            yield {"document": document, "sentences": (first, begin), "is_last": end == len(lengths), **window}
+            is_last = end == len(lengths)
+            yield {"document": document, "sentences": (first, begin), "is_last": is_last, **window}
 
     def _inputs(self, sentences: list[Any], genre: str | None) -> dict[str, torch.Tensor]:
         inputs = self.tokenizer(
@@ -133,7 +134,8 @@ class ELMoCoreferencePipeline(ChunkPipeline):
         windows = list(windows)
         document = windows[0]["document"]
         with_singletons = self.model.config.train_singletons if singletons is None else singletons
-        clusters = join_links([window["links"] for window in windows], with_singletons)
+        links = [window["links"] for window in windows]
+        clusters = join_links(links, with_singletons)
         return {"clusters": [list(map(document.shown, cluster)) for cluster in clusters]}
 
 
@@ -153,12 +155,14 @@ def read_document(document: Any, tokenizer: Any, language: str) -> Document:
     result = Document(text, [], [])
     for sentence, (start, _) in zip(sentences, spans, strict=True):
         if isinstance(sentence, str):
-            offsets = tokenizer(sentence, return_offsets_mapping=True, add_special_tokens=False)["offset_mapping"]
+            encoded = tokenizer(sentence, return_offsets_mapping=True, add_special_tokens=False)
+            offsets = encoded["offset_mapping"]
         else:
             _, offsets = join_words(sentence)
         if offsets:
             result.sentences.append(sentence)
-            result.characters.append([(start + first, start + end) for first, end in offsets])
+            characters = [(start + first, start + end) for first, end in offsets]
+            result.characters.append(characters)
     if not result.sentences:
         raise ValueError(f"The document {text!r:.80} has no words; pass a text with words.")
     return result
@@ -182,7 +186,8 @@ def split_sentences(text: str, language: str) -> list[tuple[int, int]]:
     # Both forms of a text have the same decomposition, where ends are counted.
     ends = _ends_in_decomposition(text)
     composed_ends = _ends_in_decomposition(composed)
-    return [(bisect_left(ends, composed_ends[start]), bisect_left(ends, composed_ends[end])) for start, end in places]
+    place_of = [bisect_left(ends, end) for end in composed_ends]
+    return [(place_of[start], place_of[end]) for start, end in places]
 
 
 def _ends_in_decomposition(text: str) -> list[int]:
@@ -200,8 +205,9 @@ def windows_of(lengths: list[int], max_words: int) -> Iterator[tuple[int, int, i
     while end < len(lengths):
         begin = end
         # A quarter of the window may repeat the window before, if the first new sentence fits as well.
-        start = max(words_before[begin] - max_words // 4, words_before[begin + 1] - max_words)
-        first = min(begin, bisect_left(words_before, start))
+        repeated = words_before[begin] - max_words // 4
+        fitting = words_before[begin + 1] - max_words
+        first = min(begin, bisect_left(words_before, max(repeated, fitting)))
         end = bisect_right(words_before, words_before[first] + max_words) - 1
         end = max(begin + 1, end)
         yield first, begin, end

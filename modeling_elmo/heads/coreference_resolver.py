@@ -101,7 +101,8 @@ class ELMoForCoreferenceResolution(ELMoTaskModel):
         words_ST = word_mask(self.config, inputs.mask_BT, input_ids, None)
         texts = PackedTexts(words_ST, inputs.mask_BT)
         is_word_N = words_ST[inputs.mask_BT]
-        read_ND = texts.unpack(self.encoder(texts.pack(inputs.tokens_ND), texts), len(is_word_N))
+        encoded_MH = self.encoder(texts.pack(inputs.tokens_ND), texts)
+        read_ND = texts.unpack(encoded_MH, len(is_word_N))
         states_WH = self.encoder_dropout(read_ND[is_word_N])
         if inputs.output_NE is not None:
             states_WH = torch.cat([states_WH, inputs.output_NE[is_word_N]], -1)
@@ -146,9 +147,10 @@ class ELMoForCoreferenceResolution(ELMoTaskModel):
             return None
         if speaker_ids is None:
             raise ValueError("This model reads speakers: pass `speaker_ids`; if all words have one speaker, zeros.")
-        by_word = isinstance(speaker_ids, Tensor) and speaker_ids.dim() == 2
-        check_ids("speaker_ids", speaker_ids, tuple(words_ST.shape) if by_word else (len(words_ST),))
-        if not by_word:
+        if isinstance(speaker_ids, Tensor) and speaker_ids.dim() == 2:
+            check_ids("speaker_ids", speaker_ids, tuple(words_ST.shape))
+        else:
+            check_ids("speaker_ids", speaker_ids, (len(words_ST),))
             speaker_ids = speaker_ids[:, None].expand_as(words_ST)
         return speaker_ids[words_ST]
 
@@ -167,13 +169,13 @@ def _checked_mentions(mentions: Tensor, words_ST: Tensor) -> tuple[Tensor, Tenso
     check_ids("mentions", mentions, ("mentions", 4))
     sentence_M, first_M, last_M, cluster_M = mentions.long().unbind(1)
     sentences, time = words_ST.shape
-    valid_M = (sentence_M >= 0) & (sentence_M < sentences)
-    valid_M = valid_M & (first_M >= 0) & (first_M <= last_M) & (last_M < time) & (cluster_M >= 0)
+    valid_M = (sentence_M >= 0) & (sentence_M < sentences) & (cluster_M >= 0)
+    valid_M &= (first_M >= 0) & (first_M <= last_M) & (last_M < time)
     if valid_M.any():
-        rows_M = sentence_M * valid_M  # an invalid place would be out of range
-        valid_M = valid_M & words_ST[rows_M, first_M * valid_M] & words_ST[rows_M, last_M * valid_M]
+        for token_M in (first_M, last_M):
+            valid_M &= words_ST[sentence_M * valid_M, token_M * valid_M]  # an invalid place would be out of range
     _, numbers_M, counts = mentions[:, :3].unique(dim=0, return_inverse=True, return_counts=True)
-    valid_M = valid_M & (counts == 1)[numbers_M]
+    valid_M &= counts[numbers_M] == 1
     if not valid_M.all():
         row = int((~valid_M).nonzero()[0])
         raise ValueError(

@@ -270,7 +270,8 @@ def bio_constraints(labels: tuple[str, ...]) -> Constraints | None:
     ended = by_prefix["E"] | by_prefix["L"]
     continued = ended | by_prefix["I"] | by_prefix["M"]
     closes = bool(ended | by_prefix["S"] | by_prefix["U"])
-    if not continued or not continued <= begun or closes and begun != ended:
+    is_closed = ended == begun or not closes
+    if not continued or not continued <= begun or not is_closed:
         return None
     with torch.device("cpu"):  # not the device of the caller's context: the cache outlives it
         kinds_K = torch.tensor([kinds.index(kind) for kind in kinds])
@@ -279,6 +280,6 @@ def bio_constraints(labels: tuple[str, ...]) -> Constraints | None:
     may_end_K = ~opens_K if closes else torch.ones_like(opens_K)
     if not (may_end_K & ~continues_K).any():
         return None
-    same_KK = kinds_K[:, None] == kinds_K
-    transitions_KK = torch.where(continues_K, opens_K[:, None] & same_KK, may_end_K[:, None])
+    may_continue_KK = opens_K[:, None] & (kinds_K[:, None] == kinds_K)
+    transitions_KK = torch.where(continues_K, may_continue_KK, may_end_K[:, None])
     return Constraints(~continues_K, transitions_KK, may_end_K)

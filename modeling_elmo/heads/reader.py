@@ -101,7 +101,8 @@ class SpanReader(nn.Module):
             contexts.sum(contexts.softmax(end_M1) * end_MH),
             contexts.sum(contexts.softmax(self.pooling(read_MH)) * read_MH),
         ]
-        none_B1 = self.none(self.none_hidden(torch.cat(pooled, -1)).relu())
+        hidden_BH = self.none_hidden(torch.cat(pooled, -1)).relu()
+        none_B1 = self.none(hidden_BH)
         return start_M1.squeeze(-1), end_M1.squeeze(-1), none_B1.squeeze(-1)
 
     def _encoded(self, words_ND: Tensor, texts: PackedTexts, elmo_NE: Tensor | None) -> Tensor:
@@ -114,8 +115,9 @@ class SpanReader(nn.Module):
             is_word_R1L = question.mask_RL[:, None]
             scores_RLL = self.attention(context.read(context_ME), question_RLE)
             attended_RLE = masked_softmax(scores_RLL, is_word_R1L, -1) @ question_RLE
-            highest_RL = scores_RLL.masked_fill(~is_word_R1L, torch.finfo(scores_RLL.dtype).min).amax(-1)
-            return torch.cat([attended_RLE, highest_RL[..., None]], -1)
+            lowest = torch.finfo(scores_RLL.dtype).min
+            highest_RL1 = scores_RLL.masked_fill(~is_word_R1L, lowest).amax(-1, keepdim=True)
+            return torch.cat([attended_RLE, highest_RL1], -1)
 
         both_MJ = contexts.attend(questions, attention)
         attended_ME, highest_M1 = both_MJ.split([context_ME.shape[1], 1], -1)
@@ -131,8 +133,9 @@ class SpanReader(nn.Module):
         def attention(context: Places, _: Places) -> Tensor:
             states_RLH = context.read(states_MH)
             is_itself_LL = torch.eye(context.mask_RL.shape[1], device=read_MH.device).bool()
+            is_other_RLL = context.mask_RL[:, None] & ~is_itself_LL
             scores_RLL = self.self_attention(states_RLH, states_RLH)
-            return masked_softmax(scores_RLL, context.mask_RL[:, None] & ~is_itself_LL, -1) @ states_RLH
+            return masked_softmax(scores_RLL, is_other_RLL, -1) @ states_RLH
 
         attended_MH = contexts.attend(contexts, attention)
         joined_MJ = torch.cat([states_MH, attended_MH, states_MH * attended_MH], -1)
@@ -203,14 +206,16 @@ class ELMoForQuestionAnswering(ELMoTaskModel):
         context_BT = words_BT & second_BT
         first_BT = inputs.mask_BT & (inputs.mask_BT.cumsum(1) == 1)
         if self.is_linear:
-            start_BT, end_BT = pad(self.qa_outputs(inputs.tokens_ND), inputs.mask_BT).unbind(-1)
+            both_N2 = self.qa_outputs(inputs.tokens_ND)
+            start_BT, end_BT = pad(both_N2, inputs.mask_BT).unbind(-1)
         else:
             questions = PackedTexts(words_BT & ~second_BT, inputs.mask_BT)
             contexts = PackedTexts(context_BT, inputs.mask_BT)
             start_M, end_M, none_B = self.reader(inputs.tokens_ND, questions, contexts, inputs.output_NE)
-            both_N2 = contexts.unpack(torch.stack([start_M, end_M], -1), len(inputs.tokens_ND))
-            both_BT2 = torch.where(first_BT[..., None], none_B[:, None, None], pad(both_N2, inputs.mask_BT))
-            start_BT, end_BT = both_BT2.unbind(-1)
+            both_M2 = torch.stack([start_M, end_M], -1)
+            both_BT2 = pad(contexts.unpack(both_M2, len(inputs.tokens_ND)), inputs.mask_BT)
+            is_none_BT1 = first_BT[..., None]
+            start_BT, end_BT = torch.where(is_none_BT1, none_B[:, None, None], both_BT2).unbind(-1)
         allowed_BT = context_BT | first_BT
         lowest = torch.finfo(start_BT.dtype).min / 4  # the sum of a start and an end stays finite
         start_BT = start_BT.masked_fill(~allowed_BT, lowest)
@@ -234,13 +239,15 @@ class ELMoForQuestionAnswering(ELMoTaskModel):
         check_ids(name, position_B, (len(allowed_BT),))
         position_B = position_B.long()
         is_inside_B = (position_B >= 0) & (position_B < allowed_BT.shape[1])
-        is_allowed_B = allowed_BT.gather(1, (position_B * is_inside_B)[:, None]).squeeze(1)
+        inside_B1 = (position_B * is_inside_B)[:, None]
+        is_allowed_B = is_inside_B & allowed_BT.gather(1, inside_B1).squeeze(1)
         counts_B = position_B != NO_LABEL
-        is_wrong_B = counts_B & ~(is_inside_B & is_allowed_B)
+        is_wrong_B = counts_B & ~is_allowed_B
         if is_wrong_B.any():
             row = int(is_wrong_B.nonzero()[0])
             raise ValueError(
                 f"`{name}` is {int(position_B[row])} in row {row}, which is not a word of the context. Pass the "
                 "position of a word, or of the row's first token if there is no answer."
             )
-        return F.cross_entropy(logits_BT, position_B, reduction="sum") / counts_B.sum().clamp(min=1)
+        loss = F.cross_entropy(logits_BT, position_B, reduction="sum")
+        return loss / counts_B.sum().clamp(min=1)

@@ -8,7 +8,7 @@ Shape suffixes: T positions of a window; K answers.
 
 import math
 from collections.abc import Iterable, Iterator, Sequence
-from itertools import zip_longest
+from itertools import repeat, zip_longest
 from typing import Any
 
 import torch
@@ -106,20 +106,22 @@ class ELMoQuestionAnsweringPipeline(ChunkPipeline):
         max_answer_len: int = 17,
         handle_impossible_answer: bool = False,
     ) -> Any:
-        context = ""
+        windows = list(windows)
+        context = windows[0]["example"]["context"]
         logits = []
         for window in windows:
-            context = window["example"]["context"]
             real_T = window["mask"][0].bool()  # padding may be on either side
-            logits.append((window["start"][0][real_T], window["end"][0][real_T], window["offsets"]))
+            start_T = window["start"][0][real_T]
+            end_T = window["end"][0][real_T]
+            logits.append((start_T, end_T, window["offsets"]))
         best, none = best_answers(logits, max_answer_len, top_k)
         if handle_impossible_answer:
             best.append((none, 0, 0))
         best.sort(key=lambda answer: answer[0], reverse=True)
         answers = []
         for score, start, end in best[:top_k]:
-            text = context[start:end]
-            answers.append({"score": math.exp(score), "start": start, "end": end, "answer": text})
+            answer = {"score": math.exp(score), "start": start, "end": end, "answer": context[start:end]}
+            answers.append(answer)
         return answers if top_k > 1 else answers[0]
 
 
@@ -129,9 +131,7 @@ def _examples(question: Any, context: Any) -> dict[str, Any] | list[dict[str, An
         return {"question": question, "context": context}
     if isinstance(question, str) or not isinstance(question, Iterable) or not isinstance(context, Iterable):
         raise ValueError(WAYS_TO_ASK)
-    if isinstance(context, str):
-        return [{"question": text, "context": context} for text in question]
-    pairs = zip_longest(question, context)
+    pairs = zip(question, repeat(context)) if isinstance(context, str) else zip_longest(question, context)
     return [{"question": text, "context": context} for text, context in pairs]
 
 
@@ -177,7 +177,8 @@ def _span_scores(start_T: Tensor, end_T: Tensor, is_context_T: Tensor, max_lengt
     is_span_TT = is_context_T[:, None] & is_context_T
     is_span_TT = is_span_TT.triu().tril(max_length - 1)  # the first word before the last, and near
     scores_TT = start_T[:, None] + end_T
-    return scores_TT.masked_fill(~is_span_TT, -torch.inf), float(start_T[0] + end_T[0])
+    none = float(scores_TT[0, 0])
+    return scores_TT.masked_fill(~is_span_TT, -torch.inf), none
 
 
 def characters_of_contexts(
@@ -191,5 +192,9 @@ def characters_of_contexts(
     rows: list[list[tuple[int, int] | None]] = []
     for row, offsets in enumerate(windows["offset_mapping"]):
         tokens = zip(offsets, windows.sequence_ids(row), windows["input_ids"][row], strict=True)
-        rows.append([pair if text == 1 and word not in markers else None for pair, text, word in tokens])
+        characters = []
+        for pair, text, word in tokens:
+            is_word = text == 1 and word not in markers
+            characters.append(pair if is_word else None)
+        rows.append(characters)
     return rows

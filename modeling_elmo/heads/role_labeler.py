@@ -129,7 +129,8 @@ class ELMoForSemanticRoleLabeling(ELMoTaskModel):
             self.predicate_encoder, self.predicate_classifier, inputs.tokens_ND, texts, inputs.output_NE
         )
         logits = pad(roles_NK, inputs.mask_BT).log_softmax(-1)
-        predicate_BT = pad(predicate_N1, inputs.mask_BT).squeeze(-1).masked_fill(~words_BT, NO_WORD)
+        predicate_BT = pad(predicate_N1, inputs.mask_BT).squeeze(-1)
+        predicate_BT = predicate_BT.masked_fill(~words_BT, NO_WORD)
         if labels is None and marks_BT.any():
             self._warn_without_labels("the loss of roles and predicates")
         loss = None
@@ -208,7 +209,8 @@ class ELMoForSemanticRoleLabeling(ELMoTaskModel):
         items = torch.as_tensor(count if num_items is None else num_items, device=count.device)
         divisor = items.clamp(min=1)
         loss = F.nll_loss(logits.flatten(0, 1), labels.flatten(), ignore_index=NO_LABEL, reduction="sum")
-        return loss / divisor, torch.where(items > 0, count / divisor, 1.0)
+        share = torch.where(items > 0, count / divisor, 1.0)
+        return loss / divisor, share
 
     def _predicate_loss(self, predicate_BT: Tensor, labels: Tensor | None, words_BT: Tensor) -> Tensor:
         """Mean binary cross-entropy of the known labels."""

@@ -77,8 +77,7 @@ class ELMoSemanticRolePipeline(Pipeline):
         text = example
         predicates = None
         if isinstance(example, dict) and example.keys() == {"sentence", "predicates"}:
-            text = example["sentence"]
-            predicates = example["predicates"]
+            text, predicates = example["sentence"], example["predicates"]
         if is_split_into_words and is_words(text):
             words = list(text)
             text, characters = join_words(words)
@@ -127,14 +126,14 @@ class ELMoSemanticRolePipeline(Pipeline):
         output = self.model(**rows, return_dict=True)
         check_numbers(output.logits)
         labels_PT = output.predictions
-        log_probs_PT = output.logits.gather(-1, labels_PT.clamp(min=0)[..., None]).squeeze(-1)
+        known_PT1 = labels_PT.clamp(min=0)[..., None]
+        probabilities_PT = output.logits.gather(-1, known_PT1).squeeze(-1).exp()
         names = {**self.model.config.id2label, NO_LABEL: "O"}  # a marker that the sentence spells out is no word
-        columns = (rows["attention_mask"].bool(), rows["token_type_ids"], labels_PT, log_probs_PT.exp())
-        for real_T, marks_T, labels_T, probabilities_T in zip(*columns, strict=True):
+        for row, real_T in enumerate(rows["attention_mask"]):
             words_W = real_T.nonzero()[1:-1, 0]  # without the markers
-            predicate = int(marks_T[words_W].argmax())
-            tags = [names[label] for label in labels_T[words_W].tolist()]
-            yield PredicateTags(predicate, tags, probabilities_T[words_W].tolist())
+            predicate = int(rows["token_type_ids"][row, words_W].argmax())
+            tags = [names[label] for label in labels_PT[row, words_W].tolist()]
+            yield PredicateTags(predicate, tags, probabilities_PT[row, words_W].tolist())
 
     def postprocess(self, output: dict[str, Any]) -> dict[str, Any]:
         sentence = output["sentence"]
@@ -186,12 +185,14 @@ def role_spans(tags: Sequence[str]) -> list[tuple[str, int, int]]:
     """
     spans: list[tuple[str, int, int]] = []
     role = ""  # of the last span
+    first = 0
     for word, tag in enumerate(tags):
         if role and tag == f"I-{role}":
-            spans[-1] = (role, spans[-1][1], word + 1)
+            spans.pop()
         else:
             role = tag[2:]
-            spans.append((role, word, word + 1))
+            first = word
+        spans.append((role, first, word + 1))
     return spans
 
 
@@ -204,8 +205,10 @@ def _with_predicates(sentences: Iterable[Any], predicates: Iterable[Any]) -> Ite
 
 
 def _checked_predicates(predicates: Any, num_words: int) -> list[int]:
-    is_list = isinstance(predicates, (list, tuple)) and all(isinstance(word, Integral) for word in predicates)
-    different = set(predicates) if is_list else set()
-    if not is_list or len(different) < len(predicates) or not different <= set(range(num_words)):
-        raise ValueError(f"`predicates` are {predicates!r:.80}; pass a list of different words, 0 to {num_words - 1}.")
-    return [int(word) for word in predicates]
+    words: list[int] = []
+    for word in predicates if isinstance(predicates, (list, tuple)) else [None]:
+        if not isinstance(word, Integral) or not 0 <= word < num_words or word in words:
+            needed = f"a list of different words, 0 to {num_words - 1}"
+            raise ValueError(f"`predicates` are {predicates!r:.80}; pass {needed}.")
+        words.append(int(word))
+    return words

@@ -127,7 +127,8 @@ class SpanRanker(nn.Module):
         widths_NF = self.dropout(self.widths(last_N - first_N))
         head_scores_W = self.head_scores(states_WH).squeeze(-1)
         mentions_N = self._mention_scores(states_WH, heads_WX, head_scores_W, first_N, last_N, widths_NF)
-        best_K = best_spans(mentions_N, first_N, last_N, count=int(self.spans_per_word * len(sentences_W)))
+        count = int(self.spans_per_word * len(sentences_W))
+        best_K = best_spans(mentions_N, first_N, last_N, count)
         first_K = first_N[best_K]
         last_K = last_N[best_K]
         mentions_K = mentions_N[best_K]
@@ -142,7 +143,8 @@ class SpanRanker(nn.Module):
         antecedents_KA = nearest_antecedents(len(spans_KG), self.max_antecedents, spans_KG.device)
         scores_KA = self._pair_scores(spans_KG, antecedents_KA, speakers_K, genre)
         scores_KA = scores_KA + mentions_K[:, None] + mentions_K[antecedents_KA]
-        scores_KC = F.pad(scores_KA.masked_fill(antecedents_KA < 0, -torch.inf), (1, 0))
+        scores_KA = scores_KA.masked_fill(antecedents_KA < 0, -torch.inf)
+        scores_KC = F.pad(scores_KA, (1, 0))
         return RankedSpans(
             first_K=first_K,
             last_K=last_K,
@@ -197,7 +199,8 @@ class SpanRanker(nn.Module):
             features_PF = self.dropout(torch.cat(features, -1))
             product_PL = fast_linear(self.pair_scorer.first, both_PG, of_both)
             product_PL = product_PL + F.linear(features_PF, of_features)
-            product_PL = product_PL + F.embedding(span_P, spans_KL) + F.embedding(antecedent_P, antecedents_KL)
+            product_PL = product_PL + F.embedding(span_P, spans_KL)
+            product_PL = product_PL + F.embedding(antecedent_P, antecedents_KL)
             return self.pair_scorer(product_PL)
 
         is_real_KA = antecedents_KA >= 0
@@ -229,7 +232,8 @@ def candidate_spans(sentences_W: Tensor, max_width: int) -> tuple[Tensor, Tensor
     first_WO = words_W[:, None].expand(-1, len(widths_O))
     last_WO = first_WO + widths_O
     clamped_WO = last_WO.clamp(max=words - 1)
-    is_span_WO = (clamped_WO == last_WO) & (sentences_W[clamped_WO] == sentences_W[:, None])
+    is_in_sentence_WO = sentences_W[clamped_WO] == sentences_W[:, None]
+    is_span_WO = (clamped_WO == last_WO) & is_in_sentence_WO
     return first_WO[is_span_WO], last_WO[is_span_WO]
 
 

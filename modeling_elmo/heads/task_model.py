@@ -157,7 +157,8 @@ def reads_batch(forward: Callable[..., Any]) -> Callable[..., Any]:
     @wraps(forward)
     def on_device(self, *args, **kwargs):
         args = tuple(moved(value, self.device) for value in args)
-        kwargs = {name: moved(value, self.device) for name, value in kwargs.items()}
+        for name, value in kwargs.items():
+            kwargs[name] = moved(value, self.device)
         return forward(self, *args, **kwargs)
 
     return forward_of_model(on_device)
@@ -280,7 +281,9 @@ class ELMoTaskModel(ELMoPreTrainedModel):
             layers = self._given_layers(elmo_hidden_states, mask_BT)
         elif self.config.use_elmo:
             layers = self.bilm_layers(inputs, mask_BT)
-        elmo = {place: self.dropout(mix(layers, mask_BT)) for place, mix in self.mixes().items()}
+        elmo: dict[str, Tensor] = {}
+        for place, mix in self.mixes().items():
+            elmo[place] = self.dropout(mix(layers, mask_BT))
         tokens = []
         if self.token_features is not None:
             self._check_features(inputs_embeds, character_ids, input_ids)
@@ -288,7 +291,13 @@ class ELMoTaskModel(ELMoPreTrainedModel):
             tokens.append(self._drop_out(features_ND, mask_BT))
         if "input" in elmo:
             tokens.append(elmo["input"])
-        return TaskInputs(torch.cat(tokens, dim=-1), elmo.get("between"), elmo.get("output"), mask_BT, layers)
+        return TaskInputs(
+            tokens_ND=torch.cat(tokens, dim=-1),
+            between_NE=elmo.get("between"),
+            output_NE=elmo.get("output"),
+            mask_BT=mask_BT,
+            hidden_states=layers,
+        )
 
     def bilm_layers(self, inputs: tuple[Tensor | None, ...], mask_BT: Tensor) -> tuple[Tensor, ...]:
         """All layers of the biLM at the real tokens, each `(tokens, hidden_size)`. The inputs are those of `read`."""
