@@ -64,6 +64,16 @@ def test_no_process_stays_behind():
     assert children.last_line_of(" \n") == "it printed no error"
 
 
+def test_cases_side_by_side(tmp_path):
+    """One that hangs is killed, and the others run."""
+    code = "import json, sys, time; case = json.loads(sys.stdin.readline()); open(case['file'], 'w').close();"
+    command = [sys.executable, "-c", code + "time.sleep(case['seconds'])"]
+    cases = [{"file": str(tmp_path / str(number)), "seconds": 1000 * (number == 1)} for number in range(4)]
+    start = time.monotonic()
+    children.run_side_by_side(command, cases, seconds=3, processes=2)
+    assert len(list(tmp_path.iterdir())) == 4 and 3 <= time.monotonic() - start < 60
+
+
 def test_a_process_whose_parent_has_ended_measures_nothing(monkeypatch, capsys, tmp_path):
     for text, expected in (("", ""), ('{"count": 2}\n', 'ROW {"n": 0}\nROW {"n": 1}\n')):
         with (tmp_path / "case").open("w+", encoding="utf-8") as file:

@@ -105,6 +105,9 @@ def test_cases_of_a_card(monkeypatch):
         ["AllenNLP"],
         ["other checkout"],
     ]
+    compiled = gpu_report.compilations(found)
+    assert [case["implementations"] for case in compiled] == [["new"]] * len(SIZES_OF_CASES["cuda"].layers)
+    assert {case["part"] for case in compiled} == {"compilation"}
     assert [case["part"] for case in all_cases(parts=["pretraining"])] == ["pretraining"] * 4
     assert [case["part"] for case in all_cases(device="cpu")] == ["layers", "pretraining", "inference"]
 
@@ -213,15 +216,16 @@ def test_the_tests_of_a_card(tmp_path, monkeypatch):
         "def test_hangs(): time.sleep(1000)\n",
         encoding="utf-8",
     )
+    monkeypatch.setattr(gpu_report, "find_spec", lambda name: None)  # xdist would take seconds
     options = ["-k", "not hangs", "-c", "/dev/null", str(file)]
     found = gpu_report.result_of_pytest(options, {"OF_A_TEST": "1"}, seconds=100)
     assert found["status"] == 1 and found["summary"].startswith("1 failed, 1 passed, 1 deselected in ")
     (failed,) = found["failed"]
     assert failed.endswith("test_of_a_card.py::test_wrong")
-    late = gpu_report.result_of_pytest(["-c", "/dev/null", str(file)], {}, seconds=4)
-    assert late == {"failure": "not finished within 4 s"}
+    late = gpu_report.result_of_pytest(["-c", "/dev/null", str(file)], {}, seconds=2)
+    assert late == {"failure": "not finished within 2 s"}
     table = gpu_report.table_of_tests([{"tests": "marked", **found}, {"tests": "others", **late}], CONDITIONS)
-    assert f"| marked | {found['summary']} |" in table and "| others | not finished within 4 s |" in table
+    assert f"| marked | {found['summary']} |" in table and "| others | not finished within 2 s |" in table
     assert table.endswith(f"- failed: `{failed}`")
     monkeypatch.setattr(gpu_report, "result_of_pytest", lambda *_: found)
     rows = list(gpu_report.rows_of_tests(arguments_of(), deadline=0))

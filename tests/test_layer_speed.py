@@ -45,7 +45,7 @@ def test_all_implementations_of_a_layer_are_equal():
 
 def test_what_is_compared():
     """The results and the gradients of every input and weight, of which the check sees a small mistake."""
-    layer = make_layer(**{"cells": 6, "projection": 4, "sequences": 2, "steps": 3})
+    layer = make_layer(6, 4, 2, 3, CPU)
     found = layer_speed.run_definition(layer, PASSES[1])
     weights = ("input_linear.weight", "input_linear.bias", "state_linear.weight", "projection.weight")
     gradients = {f"gradient {k} of layers.0.{name}" for k in range(2) for name in weights}
@@ -61,7 +61,7 @@ def test_what_is_compared():
 def test_no_value_reaches_a_clip():
     """Which `torch.nn.LSTM` does not have."""
     config = ELMoConfig()
-    found = layer_speed.run_definition(make_layer(64, 16, 40, 12), PASSES[0])
+    found = layer_speed.run_definition(make_layer(64, 16, 40, 12, CPU), PASSES[0])
     for k in range(2):
         assert found[f"cells {k}"].abs().max() < config.cell_clip
         assert found[f"outputs {k}"].abs().max() < config.projection_clip
@@ -89,6 +89,20 @@ def test_a_kernel_that_fails_leaves_the_others(monkeypatch):
     failed, other = rows_of("fused", CUDNN)[::2][:2]
     assert failed["failure"] == "RuntimeError: out of resource: shared memory" and "equal" not in failed
     assert other["implementation"] == CUDNN and other["equal"]
+
+
+def test_kernels_are_compiled_in_all_precisions_and_passes(monkeypatch):
+    """On two steps: the number of steps changes no kernel. One that fails is told of later."""
+    seen = []
+
+    def kernel(layer, name, kind):
+        seen.append((name, kind, len(layer.steps.batch_sizes), layer.cells.shape, torch.is_autocast_enabled("cpu")))
+        raise RuntimeError("out of resource")
+
+    monkeypatch.setattr(layer_speed, "run_kernel", kernel)
+    assert list(layer_speed.compile_layer({**CASE, "implementations": ["grouped"]}, CPU)) == []
+    both = [("grouped", kind, 2, (2, 5, 24)) for kind in PASSES]
+    assert seen == [(*values, is_half) for is_half in (False, False, True) for values in both]
 
 
 def test_a_kernel_that_gave_up_has_no_time(monkeypatch):

@@ -11,6 +11,7 @@ import subprocess
 import sys
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any, NamedTuple
 
 ROW = "ROW "  # begins a line of the answer; all else that a process prints is left out
@@ -38,26 +39,41 @@ class Children:
             process.communicate()
 
     def run(self, case: dict[str, Any], seconds: float) -> Answer:
-        """The rows of a case, or those that were there after `seconds`, when its process was killed."""
+        """The rows of a case from a process that was started ahead."""
         process = self.waiting.popleft()
         self._start()
-        failure = None
-        try:
-            printed, errors = process.communicate(json.dumps(case) + "\n", timeout=seconds)
-        except subprocess.TimeoutExpired:
-            failure = f"no answer within {seconds:.0f} s"
-            end(process)
-            printed, errors = process.communicate()
-        rows = [json.loads(line.removeprefix(ROW)) for line in printed.splitlines() if line.startswith(ROW)]
-        if failure is None and process.returncode:
-            failure = f"ended with status {process.returncode}: {last_line_of(errors)}"
-        return Answer(rows, failure)
+        return ask(process, case, seconds)
 
     def _start(self):
-        pipes = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.PIPE)
-        options: dict[str, Any] = {**pipes, "encoding": "utf-8", "errors": "replace", "start_new_session": True}
         while len(self.waiting) < max(1, self.ahead):
-            self.waiting.append(subprocess.Popen(self.command, **options))
+            self.waiting.append(start(self.command))
+
+
+def start(command: Sequence[str]) -> subprocess.Popen:
+    pipes = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.PIPE)
+    options: dict[str, Any] = {**pipes, "encoding": "utf-8", "errors": "replace", "start_new_session": True}
+    return subprocess.Popen(list(command), **options)
+
+
+def ask(process: subprocess.Popen, case: dict[str, Any], seconds: float) -> Answer:
+    """The rows of a case, or those that were there after `seconds`, when its process was killed."""
+    failure = None
+    try:
+        printed, errors = process.communicate(json.dumps(case) + "\n", timeout=seconds)
+    except subprocess.TimeoutExpired:
+        failure = f"no answer within {seconds:.0f} s"
+        end(process)
+        printed, errors = process.communicate()
+    rows = [json.loads(line.removeprefix(ROW)) for line in printed.splitlines() if line.startswith(ROW)]
+    if failure is None and process.returncode:
+        failure = f"ended with status {process.returncode}: {last_line_of(errors)}"
+    return Answer(rows, failure)
+
+
+def run_side_by_side(command: Sequence[str], cases: Iterable[dict[str, Any]], seconds: float, processes: int):
+    """Runs cases whose rows nobody needs, several at a time and none for longer than `seconds`."""
+    with ThreadPoolExecutor(processes) as pool:
+        list(pool.map(lambda case: ask(start(command), case, seconds), cases))
 
 
 def end(process: subprocess.Popen):

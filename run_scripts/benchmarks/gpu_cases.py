@@ -22,7 +22,7 @@ from ..program.processes import local_device
 from . import peers
 from .children import answer_case
 from .device_timing import Check, errors_of, measured_row, peak_of_products
-from .layer_speed import CUDNN, DEFINITION, MOST_RATIO_OF_TORCH, layer_rows
+from .layer_speed import CUDNN, DEFINITION, MOST_RATIO_OF_TORCH, compile_layer, layer_rows
 from .model_speed import (
     CHECKOUT,
     PRECISIONS,
@@ -43,7 +43,13 @@ DTYPES_OF_PRODUCTS = {"float32": torch.float32, "tf32": torch.float32, "bfloat16
 
 
 def rows_of_case(device: torch.device, case: dict[str, Any]) -> Iterator[dict[str, Any]]:
-    parts = {"facts": facts, "layers": layer_rows, "pretraining": rows_of_pretraining, "inference": inference_rows}
+    parts = {
+        "facts": facts,
+        "compilation": compile_layer,
+        "layers": layer_rows,
+        "pretraining": rows_of_pretraining,
+        "inference": inference_rows,
+    }
     return parts[case["part"]](case, device)
 
 

@@ -16,8 +16,10 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from datetime import datetime, timezone
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -28,14 +30,16 @@ from modeling_elmo.kernels.plan import BACKENDS
 
 from ..program.command_line import ProgramParser, option, run
 from ..program.files import check_output, write_json
-from .children import Children, end
+from .children import Children, end, run_side_by_side
 from .device_timing import quartiles
 from .gpu_cases import ALLENNLP, OTHER, OURS
-from .layer_speed import CUDNN, DEFINITION, PASSES, STEPS_BY_LAUNCHES
+from .layer_speed import CUDNN, DEFINITION, PASSES, SHAPE, STEPS_BY_LAUNCHES
 
 CLONE = Path(__file__).resolve().parents[2]
 GPU_PARTS = ("tests", "layers", "pretraining", "inference")
 TRIALS = tuple(name for name in BACKENDS if name not in ("reference", "int8"))  # kernels that must be asked for
+TESTS_AT_ONCE = 3
+SECONDS_TO_COMPILE = 60  # of a process
 AHEAD = 3  # processes that import torch while another one measures
 Case = dict[str, Any]
 GPURow = dict[str, Any]
@@ -82,7 +86,7 @@ SIZES_OF_CASES = {
         # The size of elmo-small-en.
         pretraining={
             **{"preset": "small", "config": {"projection_size": 256}, "vocabulary_size": 50_000},
-            **{"words": 1_000_000, "steps": 25, "workers": 4},
+            **{"words": 600_000, "steps": 15, "workers": 4},
         },
         product=8192,
     ),
@@ -102,7 +106,7 @@ SIZES_OF_CASES = {
 
 def main(arguments: list[str] | None = None) -> dict[str, Any]:
     parsed = ProgramParser(GPUReportArguments, description=__doc__).parse(arguments)
-    if parsed.device != "cpu" and not torch.cuda.is_available():
+    if is_card(parsed) and not torch.cuda.is_available():
         raise ValueError(
             f"--device {parsed.device}: torch {torch.__version__} finds no CUDA device; this report needs one."
         )
@@ -111,14 +115,19 @@ def main(arguments: list[str] | None = None) -> dict[str, Any]:
     check_output(str(output.with_suffix(".md")))
     deadline = time.monotonic() + parsed.seconds
     command = [sys.executable, "-m", f"{__package__}.gpu_cases", parsed.device]
-    with Children(command, AHEAD if parsed.device != "cpu" else 1) as children:
+    rows: list[GPURow] = []
+    with Children(command, AHEAD if is_card(parsed) else 1) as children, ThreadPoolExecutor(1) as thread:
         conditions = header(children, parsed)
-        rows = [{"part": "tests", **row} for row in rows_of_tests(parsed, deadline)] if "tests" in parsed.parts else []
-        for case in cases(parsed, conditions):
-            print(
-                f"{max(0, deadline - time.monotonic()):4.0f} s left: {title_of_case(case)}", file=sys.stderr, flush=True
-            )
+        to_measure = list(cases(parsed, conditions))
+        compiled = thread.submit(run_side_by_side, command, compilations(to_measure), SECONDS_TO_COMPILE, cores())
+        if "tests" in parsed.parts:
+            rows += rows_of_tests(parsed, deadline)
+        tell(deadline, "kernels are compiled")
+        compiled.result()
+        for case in to_measure:
+            tell(deadline, title_of_case(case))
             rows += measured_rows(children, case, deadline)
+            write_json(output, {"conditions": conditions, "rows": rows})  # an interrupted report keeps its figures
     tables = whole_report(conditions, rows)
     print(tables)
     write_json(output, {"conditions": conditions, "rows": rows})
@@ -126,20 +135,42 @@ def main(arguments: list[str] | None = None) -> dict[str, Any]:
     return {"conditions": conditions, "rows": rows}
 
 
+def compilations(to_measure: list[Case]) -> list[Case]:
+    """Of kernels that take seconds to compile, so that many processes do it at once, beside the tests."""
+    kernels = []
+    for case in to_measure:
+        if {*case.get("implementations", ())} & {*kernels_in_one_launch()} and case["part"] == "layers":
+            kernels.append({**case, "part": "compilation"})
+    return kernels
+
+
+def kernels_in_one_launch() -> list[str]:
+    return [name for name in LAYERS_KERNELS if name != STEPS_BY_LAUNCHES]
+
+
+def cores() -> int:
+    """Of which two are left to the tests."""
+    return max(1, (os.cpu_count() or 1) - 2)
+
+
 def tell(deadline: float, what: str):
     print(f"{max(0, deadline - time.monotonic()):4.0f} s left: {what}", file=sys.stderr, flush=True)
 
 
 def header(children: Children, parsed: GPUReportArguments) -> dict[str, Any]:
-    answer = children.run({"part": "facts", "size": SIZES_OF_CASES[kind_of(parsed)].product}, seconds=60)
+    answer = children.run({"part": "facts", "size": sizes_of(parsed).product}, seconds=60)
     if not answer.rows:
         raise RuntimeError(f"The device does not compute: {answer.failure}.")
     date = datetime.now(timezone.utc).strftime("%Y-%m-%d %H:%M UTC")
     return {**answer.rows[0], "date": date, "commit": commit_of(CLONE), "against": commit_of(parsed.against)}
 
 
-def kind_of(parsed: GPUReportArguments) -> str:
-    return "cpu" if parsed.device == "cpu" else "cuda"
+def is_card(parsed: GPUReportArguments) -> bool:
+    return parsed.device != "cpu"
+
+
+def sizes_of(parsed: GPUReportArguments) -> Sizes:
+    return SIZES_OF_CASES["cuda" if is_card(parsed) else "cpu"]
 
 
 def commit_of(folder: Path | str | None) -> str | None:
@@ -156,13 +187,12 @@ def commit_of(folder: Path | str | None) -> str | None:
 
 def cases(parsed: GPUReportArguments, conditions: dict[str, Any]) -> Iterator[Case]:
     """Kernels that must be asked for, and other packages, have processes of their own."""
-    sizes = SIZES_OF_CASES[kind_of(parsed)]
-    is_card = parsed.device != "cpu"
-    trials = TRIALS if is_card else ()
-    kernels = [name for name in LAYERS_KERNELS if name != STEPS_BY_LAUNCHES and is_card]
+    sizes = sizes_of(parsed)
+    trials = TRIALS if is_card(parsed) else ()
+    kernels = kernels_in_one_launch() if is_card(parsed) else []
     if "layers" in parsed.parts:
         for shape in sizes.layers:
-            case = {"part": "layers", **dict(zip(("cells", "projection", "sequences", "steps"), shape, strict=True))}
+            case = {"part": "layers", **dict(zip(SHAPE, shape, strict=True))}
             yield {**case, "implementations": [STEPS_BY_LAUNCHES, DEFINITION, CUDNN], "seconds": 40}
             for kernel in kernels:
                 yield {**case, "implementations": [kernel], "seconds": 25}
@@ -185,7 +215,7 @@ def cases(parsed: GPUReportArguments, conditions: dict[str, Any]) -> Iterator[Ca
 
 
 def title_of_case(case: Case) -> str:
-    names = [str(case[name]) for name in ("cells", "projection", "sequences", "steps", "tokens") if name in case]
+    names = [str(case[name]) for name in (*SHAPE, "tokens") if name in case]
     which = case.get("implementations", [case.get("backend") or OURS])
     return " ".join([case["part"], "/".join(names), ", ".join(which)])
 
@@ -229,7 +259,8 @@ def rows_of_tests(parsed: GPUReportArguments, deadline: float) -> Iterator[GPURo
 
 
 def result_of_pytest(arguments: Sequence[str], variables: dict[str, str], seconds: float) -> GPURow:
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *arguments]
+    at_once = ["-n", str(TESTS_AT_ONCE)] if find_spec("xdist") else []
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *at_once, *arguments]
     options: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "encoding": "utf-8"}
     process = subprocess.Popen(command, cwd=CLONE, env={**os.environ, **variables}, start_new_session=True, **options)
     try:
@@ -313,10 +344,10 @@ def speedup(row: GPURow | None, other: GPURow | None) -> float | None:
 
 def table_of_layers(rows: list[GPURow], conditions: dict[str, Any]) -> str:
     """A line for each size, precision and implementation, and below it what is slower than `torch.nn.LSTM`."""
-    shapes = dict.fromkeys((row["cells"], row["projection"], row["sequences"], row["steps"]) for row in rows)
+    shapes = dict.fromkeys(shape_of_row(row) for row in rows)
     lines, slower = [], []
     for shape in shapes:
-        mine = [row for row in rows if (row["cells"], row["projection"], row["sequences"], row["steps"]) == shape]
+        mine = [row for row in rows if shape_of_row(row) == shape]
         cells, projection, sequences, steps = shape
         where = [f"{cells}/{projection}", f"{sequences}x{steps}"]
         for precision in dict.fromkeys(row["precision"] for row in mine if "precision" in row):
@@ -331,6 +362,10 @@ def table_of_layers(rows: list[GPURow], conditions: dict[str, Any]) -> str:
     columns = ["cells/projection", "sequences x steps", "precision", "implementation", "equal"]
     columns += [f"{kind}, ms" for kind in PASSES] + ["times as fast as torch.nn.LSTM"]
     return "\n".join([markdown(columns, lines), "", slower_than_torch(slower)])
+
+
+def shape_of_row(row: GPURow) -> tuple[int, ...]:
+    return tuple(row[name] for name in SHAPE)
 
 
 def cells_of_passes(passes: list[GPURow | None]) -> list[str]:

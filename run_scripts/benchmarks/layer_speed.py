@@ -6,7 +6,9 @@ and flattened, as it likes them best; ours and the definition cast float32 weigh
 
 import copy
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from functools import partial
+from itertools import product
 from typing import Any, NamedTuple
 
 import torch
@@ -24,6 +26,7 @@ from .timing import Outputs
 
 STEPS_BY_LAUNCHES = "fused"  # the kernel that every accelerator has
 PASSES = ("forward", "with gradients")
+SHAPE = ("cells", "projection", "sequences", "steps")  # of a case
 DEFINITION, CUDNN = "plain definition", "torch.nn.LSTM"
 MOST_RATIO_OF_TORCH = 10.0  # it returns its cells in bfloat16
 NAMES_OF_TORCH = {
@@ -54,32 +57,32 @@ class Layer(NamedTuple):
         return Layer(lstms, inputs, hidden, cells, *gradients, self.steps.to(device))
 
 
-def make_layer(cells: int, projection: int, sequences: int, steps: int) -> Layer:
-    """Mild weights, and values that bfloat16 has exactly, in float64: each precision begins with the same inputs."""
-    generator = torch.Generator().manual_seed(0)
+def make_layer(cells: int, projection: int, sequences: int, steps: int, device: torch.device) -> Layer:
+    """In float64, with mild weights that float32 has exactly, and inputs that bfloat16 has exactly."""
+    generator = torch.Generator(device).manual_seed(0)
+
+    def draw(*shape: int) -> Tensor:
+        return torch.randn(*shape, generator=generator, device=device).double()
+
     config = ELMoConfig(lstm_hidden_size=cells, projection_size=projection, num_hidden_layers=1, dropout=0.0)
-    lstms = [ELMoLSTM(config).double() for _ in range(2)]
+    with torch.device(device):
+        lstms = [ELMoLSTM(config).double() for _ in range(2)]
     with torch.no_grad():
         for parameter in (weight for lstm in lstms for weight in lstm.parameters()):
             spread = parameter.shape[1] ** -0.5 if parameter.dim() > 1 else 0.1
-            parameter.copy_(spread * torch.randn(parameter.shape, generator=generator))
-
-    def draw(*shape: int) -> Tensor:
-        return torch.randn(*shape, generator=generator).bfloat16().double()
-
+            parameter.copy_((spread * draw(*parameter.shape)).float())
     tokens = sequences * steps
-    inputs = [draw(tokens, projection) for _ in lstms]
-    states = draw(2, sequences, projection) / 8, draw(2, sequences, cells) / 8
-    gradients = draw(2, tokens, projection), draw(2, sequences, cells)
-    return Layer(lstms, inputs, *states, *gradients, Steps([sequences] * steps, torch.device("cpu")))
+    inputs = [draw(tokens, projection).bfloat16().double() for _ in lstms]
+    hidden, cell = draw(2, sequences, projection) / 8, draw(2, sequences, cells) / 8
+    gradients = draw(2, tokens, projection).bfloat16().double(), draw(2, sequences, cells)
+    return Layer(lstms, inputs, hidden, cell, *gradients, Steps([sequences] * steps, device))
 
 
 def layer_rows(case: dict[str, Any], device: torch.device) -> Iterator[dict[str, Any]]:
     """A row for each precision, pass and implementation of `case["implementations"]`."""
-    sizes = [case[name] for name in ("cells", "projection", "sequences", "steps")]
-    exact = make_layer(*sizes)
+    cells, projection, sequences, steps = (case[name] for name in SHAPE)
+    exact = make_layer(cells, projection, sequences, steps, device)
     layer = exact._replace(lstms=copy.deepcopy(exact.lstms)).to(device, torch.float32)
-    exact = exact.to(device, torch.float64)
     expected = {name: run_definition(exact, name) for name in PASSES}
     for precision, largest_error in PRECISIONS.items():
         with computing_in(device, precision):
@@ -94,6 +97,16 @@ def layer_rows(case: dict[str, Any], device: torch.device) -> Iterator[dict[str,
                         check = check._replace(most_ratio=MOST_RATIO_OF_TORCH)
                     row = {"precision": precision, "implementation": implementation, "pass": name}
                     yield row | measured_row(partial(call, name), check, device)
+
+
+def compile_layer(case: dict[str, Any], device: torch.device) -> Iterator[dict[str, Any]]:
+    """Runs the kernels of a case on few steps. Triton compiles them, and stores them for the process that measures."""
+    layer = make_layer(case["cells"], case["projection"], case["sequences"], 2, device).to(device, torch.float32)
+    for precision in PRECISIONS:
+        for implementation, name in product(case["implementations"], PASSES):
+            with computing_in(device, precision), suppress(RuntimeError):  # which will be told when it is measured
+                implementation_of(implementation, layer, precision)(name)
+    yield from ()
 
 
 def implementation_of(name: str, layer: Layer, precision: str) -> Callable[[str], Outputs]:
