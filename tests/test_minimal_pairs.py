@@ -6,7 +6,7 @@ import json
 import pytest
 import torch
 from bilm_models import save, tiny_model
-from head_models import fails
+from errors import refused
 
 from modeling_elmo import ELMoForPreTraining, ELMoTokenizer
 from modeling_elmo.run_scripts import minimal_pairs
@@ -78,7 +78,8 @@ def test_shares_are_those_of_sentences_alone(bilm, tmp_path, capsys):
     ],
 )
 def test_wrong_tables(table, options, received, bilm, tmp_path):
-    fails(received, minimal_pairs.main, [str(write_table(tmp_path, **table)), "--model", str(bilm), *options])
+    with refused(received):
+        minimal_pairs.main([str(write_table(tmp_path, **table)), "--model", str(bilm), *options])
 
 
 def write_rows(folder, rows):
@@ -97,7 +98,7 @@ def test_other_formats(bilm, tmp_path):
     rows[0]["phenomenon"], rows[1]["phenomenon"] = 0, " 0"
     assert shares(write_rows(tmp_path, rows), bilm)["0"]["pairs"] == 2
     for name, value in (("good", 5), ("phenomenon", ["a"])):
-        fails(f"pairs.jsonl, line 1 has no '{name}'", shares, write_rows(tmp_path, [rows[0] | {name: value}]), bilm)
-    fails(
-        r"pairs.txt: unknown suffix; pass a table that ends in .tsv, .csv, .jsonl", shares, tmp_path / "pairs.txt", bilm
-    )
+        with refused(f"pairs.jsonl, line 1 has no '{name}'"):
+            shares(write_rows(tmp_path, [rows[0] | {name: value}]), bilm)
+    with refused(r"pairs.txt: unknown suffix; pass a table that ends in .tsv, .csv, .jsonl"):
+        shares(tmp_path / "pairs.txt", bilm)

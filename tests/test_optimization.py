@@ -4,7 +4,7 @@ import math
 import pytest
 import torch
 import torch.distributed as dist
-from head_models import fails
+from errors import refused
 from safetensors.torch import save_file
 from torch import nn
 from torch.multiprocessing import start_processes
@@ -257,15 +257,10 @@ def test_schedules():
     for decay_steps in (4, 0.5):
         found = factors(10, **stable, warmup_steps=2, decay_steps=decay_steps)
         assert found == pytest.approx([0, 0.5, 1, 1, 1, 1, *falling])
-    fails("--decay_steps 2.5: pass a whole number, or a share", OptimizationArguments, decay_steps=2.5)
-    fails(
-        "--decay_steps 7 is more than the 6 steps that are left for it",
-        factors,
-        10,
-        **stable,
-        warmup_steps=4,
-        decay_steps=7,
-    )
+    with refused("--decay_steps 2.5: pass a whole number, or a share"):
+        OptimizationArguments(decay_steps=2.5)
+    with refused("--decay_steps 7 is more than the 6 steps that are left for it"):
+        factors(10, **stable, warmup_steps=4, decay_steps=7)
 
 
 def test_defaults():
@@ -280,14 +275,8 @@ def test_accumulators_of_another_model_are_refused(tmp_path):
     model = nn.Linear(2, 3)
     optimizers = make_optimizers(model, OptimizationArguments(optim="adagrad"))
     save_file({"weight": torch.ones(4, 2)}, tmp_path / "state.safetensors")
-    fails(
-        r"state.safetensors .* weight has shape \(4, 2\) in the file and \(3, 2\) in",
-        load_accumulators,
-        model,
-        optimizers,
-        tmp_path / "state.safetensors",
-        (),
-    )
+    with refused(r"state.safetensors .* weight has shape \(4, 2\) in the file and \(3, 2\) in"):
+        load_accumulators(model, optimizers, tmp_path / "state.safetensors", ())
 
 
 # Muon

@@ -9,6 +9,7 @@ from unittest.mock import patch
 
 import pytest
 import torch
+from errors import refused
 from pretraining_worker import arguments_of
 from safetensors.torch import load_file
 from task_worker import HEAD, TASKS, bilm, read_json, sentences_of, written
@@ -124,7 +125,7 @@ def test_a_plan_runs_side_by_side_once_and_fails_alone(place, monkeypatch, capsy
     (place / "PAGE.md").write_text(f"{PAGE_BEGIN}\n{PAGE_END}\n")
     broken = {**ENTITIES, "name": "broken", "options": {"max_steps": 1, "seeds": 2, "elmo_placement": "nowhere"}}
     options = {"processes": 2, "page": place / "PAGE.md"}
-    with pytest.raises(ChildProcessError, match="1 experiments have failed. The same command repeats them") as error:
+    with refused("1 experiments have failed. The same command repeats them", ChildProcessError) as error:
         run(place, ENTITIES, broken, USES, **options)
     assert re.search(r"\nbroken: .*--elmo_placement.*'nowhere'.* \(see .*broken.output\.log\)", str(error.value))
     assert "3 experiments, 0 of them finished before" in capsys.readouterr().out
@@ -166,7 +167,7 @@ def test_an_option_may_have_several_files(place):
 
 def test_a_page_without_its_place_is_refused_before_training(place):
     (place / "PAGE.md").write_text("no marks\n")
-    with pytest.raises(ValueError, match="PAGE.md must have the lines"):
+    with refused("PAGE.md must have the lines"):
         run(place, ENTITIES, page=place / "PAGE.md")
     assert not (place / "paper").exists()
 
@@ -189,13 +190,13 @@ def test_a_page_is_of_one_model_and_one_plan_and_a_dry_run_writes_it(place, caps
     with patch.object(paper, "run_command", side_effect=KeyboardInterrupt), pytest.raises(KeyboardInterrupt):
         run(place, USES, ENTITIES, seeds=2)
     assert page.read_text("utf-8") == text
-    with pytest.raises(FileNotFoundError, match="--others elsewhere"):
+    with refused("--others elsewhere", FileNotFoundError):
         run(place, ENTITIES, others="elsewhere")
     changed = {**USES, "options": {**USES["options"], "queries": 2}}
-    with pytest.raises(FileExistsError, match="uses was started with other settings: queries 1, now 2"):
+    with refused("uses was started with other settings: queries 1, now 2", FileExistsError):
         run(place, ENTITIES, changed)
     bilm(place / "bilm", vocab=["<PAD>", "<S>", "</S>", "<UNK>", "the", "a"], seed=1)
-    with pytest.raises(FileExistsError, match="entities was started with other settings: model_digest '"):
+    with refused("entities was started with other settings: model_digest '", FileExistsError):
         run(place, ENTITIES, USES)
 
 
@@ -302,6 +303,6 @@ def test_folds_divide_all_files(tmp_path):
     ],
 )
 def test_wrong_plans_and_options(place, entries, options, received):
-    with pytest.raises((ValueError, FileNotFoundError), match=received):
+    with refused(received, (ValueError, FileNotFoundError)):
         run(place, *entries, **options)
     assert not (place / "paper").exists()

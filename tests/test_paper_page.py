@@ -7,6 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from errors import refused
 from golden import check_golden
 from scipy import stats
 
@@ -93,7 +94,7 @@ def test_a_document_keeps_all_but_table_1(tmp_path):
 def test_documents_without_a_place_are_refused(text, tmp_path):
     document = tmp_path / "RESULTS.md"
     document.write_text(text, "utf-8")
-    with pytest.raises(ValueError, match=f"RESULTS.md .*{PAGE_BEGIN}"):
+    with refused(f"RESULTS.md .*{PAGE_BEGIN}"):
         update_page(document, "new")
 
 

@@ -12,6 +12,7 @@ from unittest.mock import MagicMock
 
 import pytest
 import torch
+from errors import refused
 
 from modeling_elmo import ELMoConfig, ELMoForPreTraining, ELMoForTokenClassification
 from modeling_elmo.run_scripts.program import processes
@@ -44,7 +45,7 @@ with sole_run(Path(sys.argv[1])):
 def test_processes_that_do_not_know_each_other_are_refused(monkeypatch):
     monkeypatch.setenv("WORLD_SIZE", "2")
     check_processes(2)
-    with pytest.raises(ValueError, match="2 processes were started .*this run has 1: .* set ACCELERATE_USE_CPU=true"):
+    with refused("2 processes were started .*this run has 1: .* set ACCELERATE_USE_CPU=true"):
         check_processes(1)
     monkeypatch.delenv("WORLD_SIZE")
     check_processes(1)
@@ -59,7 +60,7 @@ def test_a_group_of_processes(monkeypatch):
     monkeypatch.setattr(torch.distributed, "init_process_group", MagicMock())
     monkeypatch.setattr(torch.distributed, "all_gather_object", MagicMock(side_effect=RuntimeError("closed")))
     assert join_processes() == (2, 1)
-    with pytest.raises(ConnectionError, match="One of 2 processes has ended"):
+    with refused("One of 2 processes has ended", ConnectionError):
         values_of_all(None, 2)
 
 
@@ -121,7 +122,7 @@ def test_each_process_of_a_machine_has_its_own_device(monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     assert local_device() == local_device("cpu") == torch.device("cpu")
     for name in ("cuda", "cuda:3", "gpu", "meta", "xpu"):
-        with pytest.raises(ValueError, match=f"--device {name}: torch cannot compute on it here; pass cpu, cuda"):
+        with refused(f"--device {name}: torch cannot compute on it here; pass cpu, cuda"):
             local_device(name)
     monkeypatch.setattr(torch, "ones", MagicMock())  # on cards that are not here
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
@@ -143,7 +144,7 @@ def test_a_temporary_folder_with_a_long_path_has_no_workers(tmp_path, monkeypatc
     monkeypatch.setattr(tempfile, "tempdir", str(long))
     monkeypatch.setitem(multiprocessing.current_process()._config, "tempdir", str(long))
     check_workers(0)
-    with pytest.raises(ValueError, match="--dataloader_num_workers 2: .*Set TMPDIR, or pass 0"):
+    with refused("--dataloader_num_workers 2: .*Set TMPDIR, or pass 0"):
         check_workers(2)
     monkeypatch.setitem(multiprocessing.current_process()._config, "tempdir", tempfile.mkdtemp(dir="/tmp"))
     check_workers(2)
@@ -152,7 +153,7 @@ def test_a_temporary_folder_with_a_long_path_has_no_workers(tmp_path, monkeypatc
 def test_a_folder_belongs_to_one_run(tmp_path):
     folder = tmp_path / "a" / "run"
     with sole_run(folder):
-        with pytest.raises(FileExistsError, match="Another run is writing into .*run"), sole_run(folder):
+        with refused("Another run is writing into .*run", FileExistsError), sole_run(folder):
             pass
         with sole_run(folder, is_main_process=False):  # another process of the first run
             pass
@@ -178,7 +179,7 @@ def test_a_killed_run_holds_no_folder(tmp_path):
     with subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True) as holder:
         worker = int(holder.stdout.readline())
         try:
-            with pytest.raises(FileExistsError, match="Another run"), sole_run(tmp_path):
+            with refused("Another run", FileExistsError), sole_run(tmp_path):
                 pass
             holder.send_signal(signal.SIGKILL)
             holder.wait()

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 from datasets import Dataset, DatasetDict, Features, Sequence, Value
-from head_models import fails
+from errors import refused
 from task_worker import (
     FEW_QUESTIONS,
     LEARNING,
@@ -141,11 +141,8 @@ def test_the_data_set_of_squad(tmp_path):
     splits = QuestionAnswering.read(QuestionAnsweringArguments(**options, test_split="none")).data
     assert splits["train"][0] == {"id": "q1", "question": "Where is q1?", **READ}
     assert splits["validation"]["answers"][:] == [[]] and splits["validation"].split == "validation"
-    fails(
-        r"--dataset .*, test, row 0, id q1: `context` is ''",
-        QuestionAnswering.read,
-        QuestionAnsweringArguments(**options),
-    )
+    with refused(r"--dataset .*, test, row 0, id q1: `context` is ''"):
+        QuestionAnswering.read(QuestionAnsweringArguments(**options))
 
 
 def of(text: Any, start: Any) -> dict:
@@ -174,20 +171,14 @@ def of(text: Any, start: Any) -> dict:
     ],
 )
 def test_bad_questions(tmp_path, changes, shown):
-    fails(
-        f"a.jsonl, line 2, id q7: {shown}", read, tmp_path / "a.jsonl", lines(question("q1"), question("q7", **changes))
-    )
+    with refused(f"a.jsonl, line 2, id q7: {shown}"):
+        read(tmp_path / "a.jsonl", lines(question("q1"), question("q7", **changes)))
 
 
 @pytest.mark.parametrize("column", ["question", "context", "answers"])
 def test_columns_that_are_not_there(tmp_path, column):
-    fails(
-        rf"a.jsonl has no column 'x', only \['id', .*--{column}_column",
-        read,
-        tmp_path / "a.jsonl",
-        lines(question("q1")),
-        **{f"{column}_column": "x"},
-    )
+    with refused(rf"a.jsonl has no column 'x', only \['id', .*--{column}_column"):
+        read(tmp_path / "a.jsonl", lines(question("q1")), **{f"{column}_column": "x"})
 
 
 @pytest.mark.parametrize(
@@ -199,18 +190,16 @@ def test_columns_that_are_not_there(tmp_path, column):
     ],
 )
 def test_files_that_are_not_as_squads(tmp_path, paragraph, shown):
-    fails(shown, read, tmp_path / "a.json", json.dumps({"data": [{"paragraphs": [paragraph]}]}))
+    with refused(shown):
+        read(tmp_path / "a.json", json.dumps({"data": [{"paragraphs": [paragraph]}]}))
 
 
 def test_splits_of_both_versions(tmp_path):
     one = str(written(tmp_path / "one.jsonl", lines(question("q1"))))
     two = str(written(tmp_path / "two.jsonl", lines(question("q2"), question("q3", NONE))))
     for files, having, without in (((one, two), "test", "train"), ((two, one), "train", "test")):
-        fails(
-            f"'{having}' has questions without an answer, but '{without}' has none",
-            QuestionAnswering.read,
-            QuestionAnsweringArguments(train_file=files[0], test_file=files[1]),
-        )
+        with refused(f"'{having}' has questions without an answer, but '{without}' has none"):
+            QuestionAnswering.read(QuestionAnsweringArguments(train_file=files[0], test_file=files[1]))
     QuestionAnswering.read(QuestionAnsweringArguments(validation_file=one, test_file=two))  # without training data
 
 
@@ -277,7 +266,8 @@ def test_positions_of_answers(answers, starts, expected):
 def test_text_without_words_is_refused(context, answer, message):
     batch = {"id": ["q7"], "question": ["why"], "context": [context]}
     batch |= {"answers": [[answer]], "answer_starts": [[2]]}
-    fails(f"Question q7: the tokenizer finds {message}", encoded, batch, ELMoTokenizer(), is_training=True)
+    with refused(f"Question q7: the tokenizer finds {message}"):
+        encoded(batch, ELMoTokenizer(), is_training=True)
 
 
 def test_markers_in_a_text_are_no_words(tmp_path):
@@ -374,11 +364,5 @@ def test_members_that_tokenize_differently_are_no_ensemble(place, tmp_path):
     bilm(tmp_path / "bilm", pre_tokenization="whitespace")
     answer(tmp_path, **FEW_QUESTIONS)
     members = [place / "run", tmp_path / "run"]
-    fails(
-        f"--ensemble {members[1]} .*{members[0]}",
-        answer,
-        place,
-        ensemble=members,
-        output_dir=tmp_path / "both",
-        train_file=None,
-    )
+    with refused(f"--ensemble {members[1]} .*{members[0]}"):
+        answer(place, ensemble=members, output_dir=tmp_path / "both", train_file=None)

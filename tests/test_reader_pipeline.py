@@ -7,7 +7,7 @@ import pytest
 import torch
 from bilm_models import save
 from datasets import Dataset
-from head_models import fails
+from errors import refused
 from transformers import pipeline
 
 from modeling_elmo import ELMoConfig, ELMoForQuestionAnswering, ELMoForTokenClassification, ELMoTokenizer
@@ -106,7 +106,8 @@ def test_data_sets_are_read_row_by_row(pipe, check_streams, batch_size):
     expected = pipe(rows, batch_size=batch_size)
     check_streams(pipe, rows, expected, batch_size=batch_size)
     assert pipe(Dataset.from_list(rows), batch_size=batch_size) == expected
-    fails("`question` is None in 'a b'", list, pipe(iter(["a b"])))
+    with refused("`question` is None in 'a b'"):
+        list(pipe(iter(["a b"])))
 
 
 @pytest.mark.parametrize(
@@ -124,9 +125,10 @@ def test_data_sets_are_read_row_by_row(pipe, check_streams, batch_size):
     ],
 )
 def test_calls_that_are_refused(pipe, changes, shown):
-    with pytest.raises((TypeError, ValueError), match=shown):
+    with refused(shown, (TypeError, ValueError)):
         pipe(**{"question": QUESTION, "context": CONTEXT} | changes)
-    fails("question=.*context=", pipe, {"question": QUESTION, "context": CONTEXT}, question=QUESTION)
+    with refused("question=.*context="):
+        pipe({"question": QUESTION, "context": CONTEXT}, question=QUESTION)
 
 
 @pytest.mark.parametrize("pipe", ["right"], indirect=True)
@@ -146,7 +148,8 @@ def test_weights_that_are_not_finite_raise_an_error(pipe):
     for scale in (pipe.model.reader.none, pipe.model.reader.start):
         kept = scale.bias.data.clone()
         scale.bias.data.fill_(math.nan)
-        fails("Some logits are not finite", pipe, question=QUESTION, context=CONTEXT, handle_impossible_answer=True)
+        with refused("Some logits are not finite"):
+            pipe(question=QUESTION, context=CONTEXT, handle_impossible_answer=True)
         scale.bias.data.copy_(kept)
 
 

@@ -2,9 +2,9 @@
 
 import math
 
-import pytest
 import torch
 from accelerate.state import AcceleratorState
+from errors import refused
 from pretraining_worker import arguments_of
 from task_worker import bilm, capitals, options_of, sentences_of
 
@@ -35,7 +35,7 @@ def test_the_best_epoch_is_kept(tmp_path):
     scores = tagging_scores(predicted, [tags for _, tags in gold])
     assert [epoch["epoch"] for epoch in epochs] == [1, 2, 3] and epochs[-1]["loss"] < epochs[0]["loss"]
     assert scores["f1"] == max(epoch["validation"] for epoch in epochs) > 0
-    with pytest.raises(FileExistsError, match="run holds a model; pass another --output_dir"):
+    with refused("run holds a model; pass another --output_dir", FileExistsError):
         run(tmp_path)
 
 
@@ -50,12 +50,12 @@ def test_a_score_that_needs_no_learning_is_told(tmp_path, monkeypatch, caplog):
 
 def test_refused_runs(tmp_path, monkeypatch):
     bilm(tmp_path / "bilm")
-    with sole_run(tmp_path / "run"), pytest.raises(FileExistsError, match="Another run is writing into .*run"):
+    with sole_run(tmp_path / "run"), refused("Another run is writing into .*run", FileExistsError):
         run(tmp_path)
     AcceleratorState._reset_state(reset_partial_state=True)
     monkeypatch.setenv("WORLD_SIZE", "2")
     monkeypatch.setattr(
         run_ner_no_trainer, "has_accelerator", lambda: True
     )  # else it would wait for the second process
-    with pytest.raises(ValueError, match="2 processes were started .WORLD_SIZE., but this run has 1"):
+    with refused("2 processes were started .WORLD_SIZE., but this run has 1"):
         run(tmp_path)

@@ -13,7 +13,7 @@ import pytest
 import torch
 from accelerate.state import AcceleratorState
 from bilm_models import save
-from head_models import fails
+from errors import refused
 from huggingface_hub.errors import StrictDataclassError
 from pretraining_worker import LINES, MODEL, assert_same, contents, options_of, pretrain, train
 from safetensors.torch import load_file
@@ -98,7 +98,7 @@ REFUSED = [
 @pytest.mark.parametrize("options, message", REFUSED, ids=[str(options)[:60] for options, _ in REFUSED])
 def test_options_are_refused_before_the_text_is_read(options, message, tmp_path, monkeypatch):
     monkeypatch.setattr(Corpus, "survey", lambda *_: pytest.fail("it was read"))
-    with pytest.raises((ValueError, OSError, StrictDataclassError), match=message):
+    with refused(message, (ValueError, OSError, StrictDataclassError)):
         train({**options_of(tmp_path, **SHORT), **options})
 
 
@@ -114,7 +114,7 @@ def test_a_second_run_changes_nothing(tmp_path):
     """The checkpoint that the first one is writing stays."""
     unfinished = tmp_path / "run" / ".checkpoint-7.unfinished"
     unfinished.mkdir(parents=True)
-    with sole_run(tmp_path / "run"), pytest.raises(FileExistsError, match="Another run is writing into .*run. Wait"):
+    with sole_run(tmp_path / "run"), refused("Another run is writing into .*run. Wait", FileExistsError):
         pretrain(tmp_path, **SHORT)
     assert unfinished.exists()
 
@@ -124,8 +124,10 @@ def test_each_process_on_its_own_is_refused(tmp_path, monkeypatch):
     monkeypatch.setenv("WORLD_SIZE", "2")
     for program in (run_pretraining, perplexity):
         monkeypatch.setattr(program, "has_accelerator", lambda: True)  # else it would wait for the second process
-    fails("2 processes were started .WORLD_SIZE., but this run has 1", pretrain, tmp_path, **SHORT, use_cpu=False)
-    fails("2 processes were started .WORLD_SIZE., but this run has 1", measure, tmp_path)
+    with refused("2 processes were started .WORLD_SIZE., but this run has 1"):
+        pretrain(tmp_path, **SHORT, use_cpu=False)
+    with refused("2 processes were started .WORLD_SIZE., but this run has 1"):
+        measure(tmp_path)
     assert not (tmp_path / "run").exists()
 
 
@@ -151,7 +153,8 @@ def test_a_checkpoint_of_another_run_is_refused(options, message, base, tmp_path
     if message is None:
         assert pretrain(tmp_path, **options).progress.step == 16
         return
-    fails(message, pretrain, tmp_path, **options)
+    with refused(message):
+        pretrain(tmp_path, **options)
     assert not list((tmp_path / "run").glob("checkpoint-16"))
 
 
@@ -267,7 +270,8 @@ def test_a_checkpoint_without_its_softmax_gets_one(tmp_path):
 def test_accelerates_own_half_precision_is_refused(tmp_path, monkeypatch):
     monkeypatch.setenv("ACCELERATE_MIXED_PRECISION", "fp16")
     AcceleratorState._reset_state(reset_partial_state=True)  # one for all runs of a process
-    fails("mixed_precision 'fp16'; pass 'no' or 'bf16'", pretrain, tmp_path, max_steps=1)
+    with refused("mixed_precision 'fp16'; pass 'no' or 'bf16'"):
+        pretrain(tmp_path, max_steps=1)
     AcceleratorState._reset_state(reset_partial_state=True)
 
 
@@ -337,9 +341,8 @@ def test_push_to_hub(tmp_path, monkeypatch):
     """`test_push_to_hub.py` tests which files are sent."""
     hub = MagicMock()
     monkeypatch.setattr(publishing, "HfApi", hub)
-    fails(
-        "--hub_model_id: .*'elmo tiny'. Pass USER/NAME.", pretrain, tmp_path, hub_model_id="elmo tiny", push_to_hub=True
-    )
+    with refused("--hub_model_id: .*'elmo tiny'. Pass USER/NAME."):
+        pretrain(tmp_path, hub_model_id="elmo tiny", push_to_hub=True)
     options = {"hub_model_id": "someone/elmo-tiny", "hub_private_repo": True, "hub_token": "a-token"}
     pretrain(tmp_path, **SHORT, **options, push_to_hub=True, report_to="tensorboard")
     hub.assert_called_once_with(token="a-token")

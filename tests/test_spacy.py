@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from head_models import fails
+from errors import refused
 from numpy.testing import assert_allclose
 
 spacy = pytest.importorskip("spacy")
@@ -199,7 +199,8 @@ def test_other_fields_of_a_saved_pipeline(pipeline, nlp, model_dir, tmp_path, mo
         ("width", 32, "Attempt to change dimension 'nO' .* from 32 to 16"),
         ("scalar_mix_mode", 7, "`scalar_mix_mode` is 7; pass .* a layer number from 0 to 2"),
     ):
-        fails(message, load, **{field: value})
+        with refused(message):
+            load(**{field: value})
     monkeypatch.chdir(Path(model_dir).parent)
     loaded = load(batch_tokens=100, name=Path(model_dir).name)  # another path of the same folder
     assert loaded.get_pipe("elmo").model.layers[0].shims[0]._model.batch_tokens == 100
@@ -207,13 +208,17 @@ def test_other_fields_of_a_saved_pipeline(pipeline, nlp, model_dir, tmp_path, mo
 
 
 def test_mistakes(pipeline, nlp, tmp_path):
-    with pytest.raises(FileNotFoundError, match=f"{tmp_path} has no config.json"):
+    with refused(f"{tmp_path} has no config.json", FileNotFoundError):
         pipeline(name=str(tmp_path)).initialize()
-    fails("scalar_mix_mode.*'last' is not.*'learned', 'average', 'top'", pipeline, scalar_mix_mode="last")
-    fails("name\tmissing required argument", spacy.blank("en").add_pipe, "elmo")
-    fails("width is 512, but .*elmo-tiny has vectors of 16 numbers; pass 16", pipeline(width=512).initialize)
+    with refused("scalar_mix_mode.*'last' is not.*'learned', 'average', 'top'"):
+        pipeline(scalar_mix_mode="last")
+    with refused("name\tmissing required argument"):
+        spacy.blank("en").add_pipe("elmo")
+    with refused("width is 512, but .*elmo-tiny has vectors of 16 numbers; pass 16"):
+        pipeline(width=512).initialize()
     nlp.vocab.set_vector("chess", np.ones(300))
-    fails(r"\(16,\) and \(300,\)", nlp("Chess")[0].similarity, nlp.vocab["chess"])
+    with refused(r"\(16,\) and \(300,\)"):
+        nlp("Chess")[0].similarity(nlp.vocab["chess"])
 
 
 def test_a_long_text_without_sentences_is_warned_of(pipeline, caplog):

@@ -11,6 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from datasets import Dataset, DatasetDict
+from errors import refused
 from task_worker import HEAD, WNUT17, bilm, predictions_of, sentences_of, written
 from transformers import DataCollatorWithPadding
 
@@ -56,11 +57,11 @@ def test_the_hash_of_a_task_has_no_data(task):
 
 def test_splits_that_are_missing():
     task = Tagging.read(TaggingArguments(train_file=WNUT17["train_file"]))
-    with pytest.raises(ValueError, match="no data to evaluate on; pass --validation_file FILE or --test_file FILE"):
+    with refused("no data to evaluate on; pass --validation_file FILE or --test_file FILE"):
         task.check_splits()
     task.data = DatasetDict(test=task.data["train"])
     task.check_splits(is_trained=False)
-    with pytest.raises(ValueError, match="There is no training data, only test; pass --train_file FILE"):
+    with refused("There is no training data, only test; pass --train_file FILE"):
         task.check_splits()
 
 
