@@ -15,7 +15,7 @@ from accelerate.state import AcceleratorState
 from bilm_models import save
 from errors import refused
 from huggingface_hub.errors import StrictDataclassError
-from pretraining_worker import LINES, MODEL, assert_same, contents, options_of, pretrain, train
+from pretraining_worker import LINES, MODEL, arguments_of, assert_same, contents, options_of, pretrain, train
 from safetensors.torch import load_file
 from transformers import AutoModelForPreTraining
 
@@ -43,21 +43,21 @@ def base(tmp_path_factory) -> Path:
     return folder
 
 
-def measure(folder: Path, model: str = "run") -> perplexity.Perplexity:
-    text = ["--validation_file", str(folder / "held_out.txt"), "--is_split_into_words"]
-    return perplexity.main(["--model", str(folder / model), *text])
-
-
-# Refused options
-
-
-FURTHER = {"model_name_or_path": "a", "preset": None, "config_overrides": None}
+def measure(folder: Path) -> perplexity.Perplexity:
+    options = {"model": folder / "run", "validation_file": folder / "held_out.txt", "is_split_into_words": True}
+    return perplexity.main(arguments_of(options))
 
 
 def further_options(folder: Path, bilm: Path, **options) -> dict:
     """Those of `options_of` without the sizes of a new model."""
     options = {"preset": None, "vocabulary_size": None, "optim": "adagrad", **options}
     return options_of(folder, model_name_or_path=bilm, **options) | {"config_overrides": None}
+
+
+# Refused options
+
+
+FURTHER = {"model_name_or_path": "a", "preset": None, "config_overrides": None}
 
 
 REFUSED = [

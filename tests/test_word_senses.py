@@ -23,6 +23,7 @@ from modeling_elmo.run_scripts.word_senses import main
 SEMCOR = Path(__file__).parent / "fixtures" / "semcor"
 TRAIN, TEST, INVENTORY = SEMCOR / "train.data.xml", SEMCOR / "test.data.xml", SEMCOR / "inventory.tsv"
 NAMES = ["token layer", "biLSTM 1"]
+ONE = '<sentence><instance id="d0" lemma="play" pos="NOUN">play</instance></sentence>'
 
 
 def instance(lemma: str, senses: str, sentence: int) -> SenseInstance:
@@ -271,9 +272,6 @@ def test_broken_annotations(tmp_path):
     ):
         with refused(rf"a\.data\.xml.* {message}"):
             read_annotated(written(text, content))
-
-
-ONE = '<sentence><instance id="d0" lemma="play" pos="NOUN">play</instance></sentence>'
 
 
 def test_ids_of_joined_files(tmp_path):
