@@ -8,17 +8,16 @@ It reads `results/`: `pretraining.json` has the settings, text and log of a biLM
 from operator import itemgetter
 from pathlib import Path
 from statistics import median
-from typing import Any
 
 from huggingface_hub import EvalResult
 
 from modeling_elmo import ELMoConfig
 from modeling_elmo.tokenization.elmo_characters import Utf8Alphabet
 
-from ..program.files import read_json
-from .card import read_result, write_card
+from ..program.files import JsonObject, read_json
+from .card import CardValues, read_result, write_card
 from .figures import LogEntries, draw_curve
-from .tables import layer_names, one_line, probe_scores, sense_scores
+from .tables import LayerScores, layer_names, one_line, probe_scores, sense_scores
 
 SAME_PROTOCOL = ("predictions", "vocabulary_size", "protocol")  # perplexities that differ here cannot be compared
 
@@ -61,11 +60,11 @@ def write_bilm_card(folder: Path, name: str) -> Path:
     return write_card(folder, name.rpartition("/")[2], "bilm_card.md", metadata, values)
 
 
-def evaluations_of(run: dict[str, Any]) -> LogEntries:
+def evaluations_of(run: JsonObject) -> LogEntries:
     return [entry for entry in run.get("log", ()) if "perplexity" in entry]
 
 
-def analysis_values(results: Path) -> dict[str, Any]:
+def analysis_values(results: Path) -> CardValues:
     """The card's values about what the vectors encode: scores of layers, and the names of pictures."""
     scores = {}
     pictures = []
@@ -79,7 +78,7 @@ def analysis_values(results: Path) -> dict[str, Any]:
     return {"scores_by_layer": scores, "pictures": pictures}
 
 
-def published_evaluation(run: dict[str, Any]) -> dict[str, Any]:
+def published_evaluation(run: JsonObject) -> JsonObject:
     """The evaluation of the weights in the folder, or the last one if these were not evaluated; empty without any."""
     evaluation = {}
     for evaluation in evaluations_of(run):
@@ -88,7 +87,7 @@ def published_evaluation(run: dict[str, Any]) -> dict[str, Any]:
     return evaluation
 
 
-def pretraining_values(folder: Path, config: ELMoConfig, run: dict[str, Any]) -> dict[str, Any]:
+def pretraining_values(folder: Path, config: ELMoConfig, run: JsonObject) -> CardValues:
     """The card's values about the training; also draws its curve."""
     trainings = [*run.get("earlier_trainings", ()), run]
     speeds = [entry["words_per_second"] for entry in run["log"] if "words_per_second" in entry]
@@ -102,14 +101,14 @@ def pretraining_values(folder: Path, config: ELMoConfig, run: dict[str, Any]) ->
     }
 
 
-def training_values(run: dict[str, Any]) -> dict[str, Any]:
+def training_values(run: JsonObject) -> CardValues:
     """The row of a training in the table of several: how much it read, and its perplexity."""
     last = max(run["log"], key=itemgetter("step"), default={"step": 0, "epoch": 0.0})
     perplexity = published_evaluation(run).get("perplexity")
     return {"data": run["data"], **last, "perplexity": perplexity}
 
 
-def perplexity_values(run: dict[str, Any]) -> dict[str, Any]:
+def perplexity_values(run: JsonObject) -> CardValues:
     """The published perplexity and the one before the training."""
     published = published_evaluation(run)
     if not published:
@@ -117,7 +116,7 @@ def perplexity_values(run: dict[str, Any]) -> dict[str, Any]:
     step = published["step"]
     evaluations = evaluations_of(run)
     start = evaluations[0]
-    values: dict[str, Any] = {"perplexity": published}
+    values: CardValues = {"perplexity": published}
     is_comparable = all(start[name] == published[name] for name in SAME_PROTOCOL)
     if run["base_model"] and start["step"] == 0 < step and is_comparable:
         values["perplexity_before"] = start["perplexity"]
@@ -127,7 +126,7 @@ def perplexity_values(run: dict[str, Any]) -> dict[str, Any]:
     return values
 
 
-def scores_by_layer(name: str, result: dict[str, Any]) -> dict[str, dict[str, float]]:
+def scores_by_layer(name: str, result: JsonObject) -> dict[str, LayerScores]:
     """The scores in a result of `elmo senses`, `elmo probe` or `elmo pairs`, by title; other results have none."""
     titled = {}
     if "same_sense" in result:

@@ -17,7 +17,7 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined, Undefined
 from markupsafe import Markup
 
 from ..program.command_line import option
-from ..program.files import read_json, write_json
+from ..program.files import JsonObject, read_json, write_json
 from .tables import code_span, escape_markdown, link_or_text, one_line
 
 TEMPLATES = Path(__file__).resolve().parents[2] / "model_cards"  # in a clone and in a wheel
@@ -25,6 +25,8 @@ EXAMPLES = {  # by language: two sentences, and a question about the first
     "en": ["The play was staged in Paris.", "It was a success.", "Where was the play staged?"],
     "ko": ["배가 바다를 건넜다.", "바다는 넓다.", "배가 무엇을 건넜나?"],
 }
+
+CardValues = dict[str, Any]  # for a template, or for the metadata above it
 
 
 @dataclass(kw_only=True)
@@ -67,7 +69,7 @@ def write_result(folder: Path, name: str, result: Any):
     write_json(folder / "results" / f"{name}.json", result)
 
 
-def read_result(folder: Path, name: str) -> dict[str, Any]:
+def read_result(folder: Path, name: str) -> JsonObject:
     """Reads `results/{name}.json`; returns an empty dict if there is no such file."""
     path = folder / "results" / f"{name}.json"
     result = read_json(path) if path.is_file() else {}
@@ -76,7 +78,7 @@ def read_result(folder: Path, name: str) -> dict[str, Any]:
     return result
 
 
-def write_card(folder: Path, name: str, template: str, metadata: dict[str, Any], values: dict[str, Any]) -> Path:
+def write_card(folder: Path, name: str, template: str, metadata: CardValues, values: CardValues) -> Path:
     """Renders a template of `model_cards/` to README.md in the folder of a checkpoint, and returns its path.
 
     The Hub gets `metadata` beside the stated facts, and the template `values` beside `name` and `facts`.

@@ -17,12 +17,13 @@ from transformers.utils import logging
 
 from modeling_elmo import ELMoConfig
 
-from .records import RunRecord, by_arm, mean_and_deviation, mean_layer_weights, scores_on, splits_of
+from ..program.files import JsonObject
+from .records import RunRecords, by_arm, mean_and_deviation, mean_layer_weights, scores_on, splits_of
 from .tables import ERRORS, layer_names
 
 logger = logging.get_logger(__name__)
 
-LogEntries = Sequence[dict[str, Any]]
+LogEntries = Sequence[JsonObject]
 Curve = tuple[list[int], list[float]]  # steps and values
 
 COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")  # Okabe and Ito's palette
@@ -64,7 +65,7 @@ def new_figure(width: float, height: float) -> Any:
 
 
 @picture
-def draw_curve(trainings: Sequence[dict[str, Any]], config: ELMoConfig):
+def draw_curve(trainings: Sequence[JsonObject], config: ELMoConfig):
     """Held-out perplexity and training loss of a biLM's trainings, one after the other, over their steps."""
     log, ends = joined_log(trainings)
     *starts, _ = [0, *ends]
@@ -97,7 +98,7 @@ def draw_curve(trainings: Sequence[dict[str, Any]], config: ELMoConfig):
     return figure
 
 
-def joined_log(trainings: Sequence[dict[str, Any]]) -> tuple[LogEntries, list[int]]:
+def joined_log(trainings: Sequence[JsonObject]) -> tuple[LogEntries, list[int]]:
     """The entries of all trainings, whose steps go on, and the last step of each training."""
     log = []
     ends = []
@@ -137,7 +138,7 @@ def curves_of(log: LogEntries, labels: Mapping[str, str]) -> dict[str, Curve]:
 
 
 @picture
-def draw_layer_weights(records: Sequence[RunRecord]):
+def draw_layer_weights(records: RunRecords):
     """The paper's Figure 2: a column for each place where ELMo enters, a shade for the weight of each layer."""
     weights = mean_layer_weights(records)
     if not weights:
@@ -187,7 +188,7 @@ def write_cells(axis, shares: np.ndarray, numbers: np.ndarray, form: str):
 
 
 @picture
-def draw_ablation(records: Sequence[RunRecord]):
+def draw_ablation(records: RunRecords):
     """The mean of each arm on each split, with its standard deviation."""
     arms = by_arm(records)
     splits = splits_of(records)
@@ -206,7 +207,7 @@ def draw_ablation(records: Sequence[RunRecord]):
 
 
 @picture
-def draw_data_curve(records: Sequence[RunRecord]):
+def draw_data_curve(records: RunRecords):
     """The paper's Figure 1: scores on the last split over the share of the training data, a line for each family.
 
     The name of an arm is `family@share`; an arm without a share saw all data.
@@ -237,7 +238,7 @@ def draw_data_curve(records: Sequence[RunRecord]):
     return figure
 
 
-def shown_scores(arms: Iterable[Sequence[RunRecord]], split: str) -> tuple[Sequence[float], Sequence[float]]:
+def shown_scores(arms: Iterable[RunRecords], split: str) -> tuple[Sequence[float], Sequence[float]]:
     """Mean and deviation of the scores of each arm on a split, in percent except for errors."""
     shown = []
     for runs in arms:

@@ -1,7 +1,6 @@
 """The card of a task head, from its configuration and the record of its run."""
 
 from pathlib import Path
-from typing import Any
 
 from huggingface_hub import EvalResult
 
@@ -11,7 +10,7 @@ from modeling_elmo.heads.task_model import ELMoTaskModel
 
 from ..program.files import read_json
 from .card import write_card
-from .records import metrics_on
+from .records import RunRecord, metrics_on
 from .tables import layer_names
 
 PIPELINE_TAGS = {
@@ -26,7 +25,7 @@ WITHOUT_LABELS = ("question-answering", "coreference-resolution")
 HUB_TAGS = dict.fromkeys(("semantic-role-labeling", "coreference-resolution"), "token-classification")
 
 
-def write_head_card(folder: Path, name: str, record: dict[str, Any] | None = None) -> Path:
+def write_head_card(folder: Path, name: str, record: RunRecord | None = None) -> Path:
     """Writes README.md for the head in `folder` and returns its path; without a record, a card without results.
 
     The example loads `name`, a folder or a repository on the Hub, whose last part is the title.
@@ -62,7 +61,7 @@ def write_head_card(folder: Path, name: str, record: dict[str, Any] | None = Non
     return write_card(folder, name.rpartition("/")[2], "head_card.md", metadata, values)
 
 
-def score_results(task: str, record: dict[str, Any]) -> list[EvalResult]:
+def score_results(task: str, record: RunRecord) -> list[EvalResult]:
     """The results that the Hub shows for the model, one per split."""
     dataset = record.get("dataset")  # on the Hub
     return [

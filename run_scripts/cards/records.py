@@ -12,13 +12,13 @@ from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from itertools import product
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
-from ..program.files import read_json
+from ..program.files import JsonObject, read_json
 
-RunRecord = dict[str, Any]
+RunRecord = JsonObject
+RunRecords = Sequence[RunRecord]
 
 SPLITS = ("validation", "test")  # in this order; training data is not scored
 BASELINE_NAME = "baseline"  # the arm without ELMo
@@ -38,7 +38,7 @@ def read_record(path: Path) -> RunRecord:
     return record
 
 
-def by_arm(records: Iterable[RunRecord]) -> dict[str, list[RunRecord]]:
+def by_arm(records: RunRecords) -> dict[str, list[RunRecord]]:
     """The records of each arm, in the order of their first records. A mean over wrong ones is refused."""
     arms = defaultdict(list)
     for record in records:
@@ -61,18 +61,18 @@ def check_runs(arm: str, runs: list[RunRecord]):
         )
 
 
-def has_baseline(records: Iterable[RunRecord]) -> bool:
+def has_baseline(records: RunRecords) -> bool:
     return any(record["arm"].partition("@")[0] == BASELINE_NAME for record in records)
 
 
-def splits_of(records: Iterable[RunRecord]) -> list[str]:
+def splits_of(records: RunRecords) -> list[str]:
     present = set()
     for record in records:
         present.update(record["metrics"])
     return [split for split in SPLITS if split in present]
 
 
-def last_metrics(record: RunRecord) -> dict[str, Any]:
+def last_metrics(record: RunRecord) -> JsonObject:
     """What was measured on the last split of a run: its test data if it has any."""
     *_, last = splits_of([record])
     return record["metrics"][last]
@@ -92,13 +92,13 @@ def score_names(record: RunRecord) -> set[str]:
     return names
 
 
-def scores_on(records: Iterable[RunRecord], split: str, metric: str) -> list[float]:
+def scores_on(records: RunRecords, split: str, metric: str) -> list[float]:
     """The scores of those runs that have them."""
     numbers = [numbers_on(record, split) for record in records]
     return [scores[metric] for scores in numbers if metric in scores]
 
 
-def metrics_on(records: Iterable[RunRecord], splits: Iterable[str]) -> list[str]:
+def metrics_on(records: RunRecords, splits: Iterable[str]) -> list[str]:
     """The metrics that any run has on any of the splits."""
     metrics = {}
     for record, split in product(records, splits):
@@ -106,7 +106,7 @@ def metrics_on(records: Iterable[RunRecord], splits: Iterable[str]) -> list[str]
     return list(metrics)
 
 
-def best_record(records: Iterable[RunRecord]) -> RunRecord:
+def best_record(records: RunRecords) -> RunRecord:
     """The run with the best score on its first split: validation, or test if there is no other."""
 
     def first_score(record: RunRecord) -> float:
@@ -125,7 +125,7 @@ def mean_and_deviation(scores: Sequence[float] | np.ndarray) -> tuple[float, flo
     return mean, deviation
 
 
-def mean_layer_weights(records: Iterable[RunRecord]) -> dict[str, np.ndarray]:
+def mean_layer_weights(records: RunRecords) -> dict[str, np.ndarray]:
     """Mean layer weights by place where ELMo enters, by arm, or by both, as needed to tell them apart."""
     groups = defaultdict(list)
     for record in records:

@@ -1,15 +1,14 @@
 """The folder `results/` of a run or an experiment: its records, their tables and figures."""
 
-from collections.abc import Sequence
 from pathlib import Path
 
 from ..program.files import write_json, write_lines
 from .figures import draw_ablation, draw_confusion, draw_data_curve, draw_layer_weights
-from .records import RunRecord, best_record, last_metrics
+from .records import RunRecords, best_record, last_metrics
 from .tables import results_report, score_table, summary_table
 
 
-def report(records: Sequence[RunRecord], folder: Path, ablation: str | None = None):
+def report(records: RunRecords, folder: Path, ablation: str | None = None):
     """Prints the tables of all runs, and writes them to `results/` with the records and figures."""
     name = write_results(folder, records, ablation)
     results = folder / "results"
@@ -32,7 +31,7 @@ def report(records: Sequence[RunRecord], folder: Path, ablation: str | None = No
     print(f"{results}: {name}.json, {name}.md and figures")
 
 
-def write_results(folder: Path, records: Sequence[RunRecord], ablation: str | None = None) -> str:
+def write_results(folder: Path, records: RunRecords, ablation: str | None = None) -> str:
     """Writes `results/NAME.json`, the records, and `results/NAME.md`, their tables; returns NAME."""
     first = records[0]
     name = first["task"]

@@ -8,10 +8,11 @@ from typing import Any
 
 import numpy as np
 
+from ..program.files import JsonObject
 from .records import (
     BASELINE_NAME,
     SPLITS,
-    RunRecord,
+    RunRecords,
     by_arm,
     has_baseline,
     last_metrics,
@@ -21,6 +22,8 @@ from .records import (
     scores_on,
     splits_of,
 )
+
+LayerScores = dict[str, float]  # by layer or baseline
 
 ERRORS = ("mse", "loss")  # lower is better; shown as they are, not in percent
 MOST_ITEMS = 10  # of a list; a corpus may have hundreds of files
@@ -36,7 +39,7 @@ def error_reduction(baseline: float, value: float) -> str:
     return f"{((1 - baseline) - (1 - value)) / (1 - baseline):.1%}"
 
 
-def summary_table(records: Sequence[RunRecord]) -> str:
+def summary_table(records: RunRecords) -> str:
     """Mean ± standard deviation of each arm on each split, in percent, and the gain over the baseline on the last.
 
     An arm with a share of the data is compared with the baseline with the same share.
@@ -51,15 +54,12 @@ def summary_table(records: Sequence[RunRecord]) -> str:
         rows[0].append(f"gain on {last} (points / share of errors)")
     for arm, runs in arms.items():
         row = [arm, str(len(runs))]
-        for split in splits:
-            scores = scores_on(runs, split, metric)
-            row.append(score_cell(scores, metric))
+        row += [score_cell(scores_on(runs, split, metric), metric) for split in splits]
         if shows_gain:
             baseline = baseline_of(arm, arms)
-            compared = arms.get(baseline, []) if arm != baseline else []
-            before = scores_on(compared, last, metric)
+            before = scores_on(arms.get(baseline, []), last, metric)
             after = scores_on(runs, last, metric)
-            row.append(gain_cell(before, after, metric))
+            row.append(gain_cell(before, after, metric) if arm != baseline else "")
         rows.append(row)
     return markdown_table(rows)
 
@@ -71,7 +71,7 @@ def baseline_of(arm: str, arms: Mapping[str, Any]) -> str:
     return BASELINE_NAME + at + share
 
 
-def score_table(records: Sequence[RunRecord]) -> str:
+def score_table(records: RunRecords) -> str:
     """All metrics of each arm on the last split; empty if there is only one metric."""
     *_, split = splits_of(records)
     metrics = metrics_on(records, [split])
@@ -80,11 +80,8 @@ def score_table(records: Sequence[RunRecord]) -> str:
     columns = map(spaced, metrics)
     rows = [[f"network, on {split}", *columns]]
     for arm, runs in by_arm(records).items():
-        row = [arm]
-        for metric in metrics:
-            scores = scores_on(runs, split, metric)
-            row.append(score_cell(scores, metric))
-        rows.append(row)
+        cells = [score_cell(scores_on(runs, split, metric), metric) for metric in metrics]
+        rows.append([arm, *cells])
     return markdown_table(rows)
 
 
@@ -122,7 +119,7 @@ def gain_cell(baseline: Sequence[float], scores: Sequence[float], metric: str) -
     return f"{gain} / {share}" if share else gain
 
 
-def results_report(name: str, records: Sequence[RunRecord]) -> str:
+def results_report(name: str, records: RunRecords) -> str:
     first = records[0]
     metric = first["metric"]
     unit = "" if metric in ERRORS else ", in percent"
@@ -147,7 +144,7 @@ def results_report(name: str, records: Sequence[RunRecord]) -> str:
     return "\n\n".join(parts)
 
 
-def type_table(records: Sequence[RunRecord]) -> str:
+def type_table(records: RunRecords) -> str:
     """F1 of each type of entity, tag or label on the last split: a row per type, a column per arm."""
     counts = {}
     f1_scores = defaultdict(list)
@@ -165,25 +162,21 @@ def type_table(records: Sequence[RunRecord]) -> str:
         row = [name, f"{count:,}"]
         for arm in arms:
             scores = f1_scores[name, arm]
-            cell = format_score(np.mean(scores), "f1") if scores else ""
-            row.append(cell)
+            row.append(format_score(np.mean(scores), "f1") if scores else "")
         rows.append(row)
     return markdown_table(rows)
 
 
-def run_table(records: Sequence[RunRecord], metric: str) -> str:
+def run_table(records: RunRecords, metric: str) -> str:
     """A row per run: its score on each split, and its size and time if they were recorded."""
     splits = splits_of(records)
     columns = map(spaced, OPTIONAL_COLUMNS)
     rows = [["network", "seed", *splits, *columns]]
     for record in records:
         row = [record["arm"], str(record["seed"])]
-        for split in splits:
-            scores = scores_on([record], split, metric)
-            row.append(score_cell(scores, metric))
+        row += [score_cell(scores_on([record], split, metric), metric) for split in splits]
         for name, form in OPTIONAL_COLUMNS.items():
-            cell = format(record[name], form) if name in record else ""
-            row.append(cell)
+            row.append(format(record[name], form) if name in record else "")
         rows.append(row)
     return markdown_table(rows)
 
@@ -203,9 +196,9 @@ def layer_table(weights: dict[str, np.ndarray]) -> str:
     return markdown_table(rows)
 
 
-def sense_scores(result: dict[str, Any]) -> dict[str, dict[str, float]]:
+def sense_scores(result: JsonObject) -> dict[str, LayerScores]:
     """The scores in a result of `elmo senses`: by measure, then by layer and baseline."""
-    measures: dict[str, dict[str, float]] = {}
+    measures: dict[str, LayerScores] = {}
     for measure in ("same_sense", "disambiguation"):
         if measure in result:
             scores = result[measure].items()
@@ -213,7 +206,7 @@ def sense_scores(result: dict[str, Any]) -> dict[str, dict[str, float]]:
     return measures
 
 
-def probe_scores(result: dict[str, Any]) -> dict[str, dict[str, float]]:
+def probe_scores(result: JsonObject) -> dict[str, LayerScores]:
     """The scores in a result of `elmo probe`: by split, then by layer and baseline."""
     splits = {}
     for split in SPLITS:
@@ -223,18 +216,18 @@ def probe_scores(result: dict[str, Any]) -> dict[str, dict[str, float]]:
     return splits
 
 
-def sense_table(result: dict[str, Any], paper: dict[str, Any] | None = None) -> str:
+def sense_table(result: JsonObject, paper: JsonObject | None = None) -> str:
     """The result of `elmo senses`: a row per layer and baseline, a column per measure and of the paper."""
     scores = sense_scores(result)
     return percent_table("", {"same sense@1": scores.pop("same_sense"), **scores}, paper)
 
 
-def probe_table(result: dict[str, Any], paper: dict[str, Any] | None = None) -> str:
+def probe_table(result: JsonObject, paper: JsonObject | None = None) -> str:
     """The result of `elmo probe`: a row per layer and baseline, a column per split and of the paper."""
     return percent_table(result["metric"], probe_scores(result), paper)
 
 
-def percent_table(corner: str, columns: Mapping[str, dict[str, float]], paper: dict[str, Any] | None) -> str:
+def percent_table(corner: str, columns: Mapping[str, LayerScores], paper: JsonObject | None) -> str:
     """Columns of scores by the name of their row, in percent; the paper's scores are shown as they are."""
     header = [corner, *columns]
     if paper is not None:
@@ -244,8 +237,7 @@ def percent_table(corner: str, columns: Mapping[str, dict[str, float]], paper: d
     for name in names:
         row = [name]
         for scores in columns.values():
-            cell = f"{100 * scores[name]:.1f}" if name in scores else ""
-            row.append(cell)
+            row.append(f"{100 * scores[name]:.1f}" if name in scores else "")
         if paper is not None:
             row.append(str(paper.get(name, "")))
         rows.append(row)

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import chain, product
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
 import numpy as np
 import torch
@@ -42,7 +42,7 @@ from ..fine_tuning.run import (
 from ..fine_tuning.task import SplitOutput, Task
 from ..fine_tuning.trainer import TaskTrainer, TaskTrainingArguments, checkpoints_in, last_checkpoint
 from ..program.command_line import option
-from ..program.files import digest, files_named, read_json, sync, write_json
+from ..program.files import JsonObject, digest, files_named, read_json, sync, write_json
 from ..program.models import check_model, load_pretrained, model_digest
 from ..program.processes import sole_run
 from .reports import PLAN_OUTPUT, RECORDS, add_records, read_records
@@ -68,7 +68,7 @@ class Arm(NamedTuple):
     """One way to configure the network."""
 
     name: str  # in records and folders
-    overrides: dict[str, Any]  # fields of the configuration
+    overrides: JsonObject  # fields of the configuration
     fraction: float = 1.0  # of the training data
 
 
@@ -167,7 +167,7 @@ def check_options(task: Task, head: HeadArguments, arguments: ExperimentArgument
     task.check_splits(is_trained=not ensemble)
 
 
-def is_same_model(begun: dict[str, Any], settings: dict[str, Any]) -> bool:
+def is_same_model(begun: JsonObject, settings: JsonObject) -> bool:
     """Whether the settings are equal but for names of files, whose digests count, and those that a baseline ignores."""
     ignored = FILE_SETTINGS if settings["use_elmo"] else FILE_SETTINGS + ELMO_SETTINGS
     return not different_settings(begun, settings, ignored)
@@ -187,6 +187,7 @@ class Experiment:
 
     def __post_init__(self):
         self.folder = Path(self.training.output_dir)
+        self.is_main = self.training.process_index == 0
         self.trainer_arguments = self.training.for_trainer(self.task.metric, "validation" in self.task.data)
         self.word_vectors = self.head.read_word_vectors()
         num_layers = load_pretrained(ELMoConfig, self.head.model_name_or_path).num_hidden_layers
@@ -207,7 +208,7 @@ class Experiment:
         for seed, arm in self.members:
             record = self._finished(arm, seed) or self._train(arm, seed)
             records.append(record)
-            if self.training.process_index == 0:
+            if self.is_main:
                 add_records(self.folder, records)
                 if arm is self.arms[-1]:
                     write_results(self.folder, records, self.arguments.ablation)
@@ -246,12 +247,11 @@ class Experiment:
 
     def _finished(self, arm: Arm, seed: int) -> RunRecord | None:
         """The record of a model that was trained before, here or with the same settings in another experiment."""
-        is_main = self.training.process_index == 0
         with self.training.main_process_first(desc="looking for the model"):  # the others see what it finds
-            if is_main and self._recorded(arm, seed) is None:
+            if self.is_main and self._recorded(arm, seed) is None:
                 self._look_for(arm, seed)
             record = self._recorded(arm, seed)
-        if is_main and record is not None:
+        if self.is_main and record is not None:
             print(f"{self._folder_of(arm.name, seed)} is finished; its recorded scores are used.", flush=True)
         return record
 
@@ -302,7 +302,7 @@ class Experiment:
                 "--output_dir, or delete the folder."
             )
 
-    def _settings(self, arm: Arm, seed: int) -> dict[str, Any]:
+    def _settings(self, arm: Arm, seed: int) -> JsonObject:
         """All options that the scores of a model depend on."""
         return {
             **run_settings(self.task, self.head, self.training),
@@ -331,7 +331,7 @@ class Experiment:
         settings = self._settings(arm, seed)
         begun = last_checkpoint(folder)
         start = time.monotonic() if begun is None else None
-        if begun is None and self.training.process_index == 0:
+        if begun is None and self.is_main:
             write_json(folder / SETTINGS, without_folders(settings))
         train = self.task.data["train"]
         share = training_share(len(train), arm.fraction)
@@ -341,7 +341,7 @@ class Experiment:
         rows = np.flatnonzero(np.isin(numbers, list(share)))
         splits["train"] = splits["train"].select(rows)
         store = self.features if arm.overrides.get("use_elmo", True) else None
-        changes: dict[str, Any] = {
+        changes: JsonObject = {
             "output_dir": str(folder),
             "seed": seed,
             "restore_callback_states_from_checkpoint": True,  # early stopping keeps its count

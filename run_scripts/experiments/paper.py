@@ -24,20 +24,21 @@ from dataclasses import dataclass
 from functools import partial
 from itertools import compress
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 
 from modeling_elmo import ELMoConfig
 
+from ..cards.records import RunRecord, RunRecords
 from ..fine_tuning.run import different_settings
 from ..fine_tuning.tasks import TASKS
 from ..program.command_line import option
-from ..program.files import read_json, write_lines
+from ..program.files import JsonObject, read_json, write_lines
 from ..program.models import check_model, model_digest
 from ..program.processes import sole_run
 from .experiment import ABLATIONS, experiment_arms
-from .paper_page import PlanEntry, page_parts, paper_page, update_page
+from .paper_page import PlanEntries, PlanEntry, page_parts, paper_page, update_page
 from .reports import PLAN_OUTPUT, read_records, write_records
 
 PLAN = Path(__file__).with_name("paper_plan.json")
@@ -78,7 +79,7 @@ class PlannedExperiment(NamedTuple):
     arms: list[str]  # of a task
     runs: int  # models of each arm: seeds or folds. A run with more seeds has left more records
     answer: Path | None  # file that a program leaves if it trains no model for a task
-    settings: dict[str, Any]  # of `begun_with`
+    settings: JsonObject  # of `begun_with`
 
     def is_finished(self) -> bool:
         planned, results = read_records(self.folder)
@@ -92,13 +93,13 @@ class PlannedExperiment(NamedTuple):
     def models(self) -> int:
         return len(self.arms) * self.runs
 
-    def models_found(self, records: Sequence[dict[str, Any]]) -> int:
+    def models_found(self, records: RunRecords) -> int:
         """How many of the planned models have records."""
         counts = Counter(record["arm"] for record in records)
         return sum(min(counts[arm], self.runs) for arm in self.arms)
 
 
-def run_plan(arguments: PaperArguments) -> list[dict[str, Any]]:
+def run_plan(arguments: PaperArguments) -> list[RunRecord]:
     """Runs what is missing, and writes the page, even if an experiment fails. Returns the records of all models."""
     check_model(arguments.model_name_or_path)
     plan = read_plan(Path(arguments.plan))
@@ -134,7 +135,7 @@ def run_plan(arguments: PaperArguments) -> list[dict[str, Any]]:
     return all_records
 
 
-def run_missing(plan: Sequence[PlanEntry], experiments: Sequence[PlannedExperiment], arguments: PaperArguments):
+def run_missing(plan: PlanEntries, experiments: Sequence[PlannedExperiment], arguments: PaperArguments):
     missing = [experiment for experiment in experiments if not experiment.is_finished()]
     needed = {experiment.settings["bilm"] for experiment in missing}
     for experiment in experiments:
@@ -162,7 +163,7 @@ def run_missing(plan: Sequence[PlanEntry], experiments: Sequence[PlannedExperime
         raise ChildProcessError("\n".join(lines))
 
 
-def begun_with(entry: PlanEntry, digest: str) -> dict[str, Any]:
+def begun_with(entry: PlanEntry, digest: str) -> JsonObject:
     """What the results of an experiment depend on. `digest` is the digest of the model."""
     settings = {"program": entry["program"], "bilm": entry.get("bilm"), "model_digest": digest}
     if "folds" in entry:
@@ -172,7 +173,7 @@ def begun_with(entry: PlanEntry, digest: str) -> dict[str, Any]:
     return settings
 
 
-def check_begun(plan: Sequence[PlanEntry], output: Path, digest: str):
+def check_begun(plan: PlanEntries, output: Path, digest: str):
     """Raises an error if an experiment in the folder was begun with another model or plan: a page has one of each."""
     for entry in plan:
         folder = output / entry["name"]
@@ -186,7 +187,7 @@ def check_begun(plan: Sequence[PlanEntry], output: Path, digest: str):
             )
 
 
-def write_page(plan: Sequence[PlanEntry], arguments: PaperArguments):
+def write_page(plan: PlanEntries, arguments: PaperArguments):
     output = Path(arguments.output_dir)
     path = output / "README.md"
     others = list(map(Path, arguments.others))
@@ -197,7 +198,7 @@ def write_page(plan: Sequence[PlanEntry], arguments: PaperArguments):
     print(f"{path}: the paper's tables and ours")
 
 
-def read_plan(path: Path) -> list[PlanEntry]:
+def read_plan(path: Path) -> PlanEntries:
     plan = read_json(path)
     if not isinstance(plan, list) or not plan:
         raise ValueError(f"{path} is not a plan; it must hold a list of experiments.")
@@ -249,7 +250,7 @@ def planned(entry: PlanEntry, arguments: PaperArguments, digest: str) -> Planned
     seeds = arguments.seeds or options.get("seeds", 1)
     files = planned_files(entry, Path(arguments.data))
     model = output / entry["bilm"] / TRAINED_BILM if "bilm" in entry else arguments.model_name_or_path
-    device: dict[str, Any] = {"use_cpu": True}
+    device: JsonObject = {"use_cpu": True}
     if program == "pretrain":
         trained = folder / TRAINED_BILM
         answer = trained / "results" / "pretraining.json"
@@ -274,7 +275,7 @@ def planned(entry: PlanEntry, arguments: PaperArguments, digest: str) -> Planned
     words += map(str, files.pop("text", []))
     command = [sys.executable, "-m", "modeling_elmo.run_scripts.modeling_elmo_cli", program, *words]
     runs = entry.get("folds", seeds)
-    changes: list[dict[str, Any]] = [{}]
+    changes: list[JsonObject] = [{}]
     if "folds" in entry:
         changes = [fold_options(fold, runs) for fold in range(runs)]
     commands = []
@@ -300,7 +301,7 @@ def planned_files(entry: PlanEntry, data: Path) -> dict[str, list[Path]]:
     return files
 
 
-def fold_options(fold: int, folds: int) -> dict[str, Any]:
+def fold_options(fold: int, folds: int) -> JsonObject:
     """The options of cross-validation for one fold; the data of a fold are its part of each file."""
 
     parts = []
@@ -313,7 +314,7 @@ def fold_options(fold: int, folds: int) -> dict[str, Any]:
     return {**splits, "seed": fold, "seeds": 1}
 
 
-def option_words(options: dict[str, Any]) -> Iterator[str]:
+def option_words(options: JsonObject) -> Iterator[str]:
     for name, value in options.items():
         if value is False:
             yield f"--no_{name}"

@@ -12,7 +12,7 @@ import numpy as np
 
 from ..cards.bilm_card import evaluations_of, published_evaluation
 from ..cards.figures import draw_layer_weights
-from ..cards.records import RunRecord, by_arm, last_metrics, mean_layer_weights
+from ..cards.records import RunRecord, RunRecords, by_arm, last_metrics, mean_layer_weights
 from ..cards.tables import (
     error_reduction,
     layer_table,
@@ -22,7 +22,7 @@ from ..cards.tables import (
     score_cell,
     sense_table,
 )
-from ..program.files import write_lines
+from ..program.files import JsonObject, write_lines
 from .reports import results_of
 
 PAGE_BEGIN, PAGE_END = "<!-- elmo reproduce all: begin -->", "<!-- elmo reproduce all: end -->"
@@ -53,10 +53,11 @@ EXPLANATION_OF_CLAIMS = (
     "test data are the same for all seeds, so the interval does not say what other test data would give."
 )
 
-PlanEntry = dict[str, Any]
+PlanEntry = JsonObject
+PlanEntries = Sequence[PlanEntry]
 
 
-def paper_page(plan: Sequence[PlanEntry], output: Path, others: Sequence[Path] = ()) -> str:
+def paper_page(plan: PlanEntries, output: Path, others: Sequence[Path] = ()) -> str:
     """The page of all experiments that have results. The picture of the layer weights is written beside it.
 
     `output` has a folder for each experiment; so have `others`, of other biLMs, for more columns of Table 1.
@@ -86,9 +87,7 @@ def paper_page(plan: Sequence[PlanEntry], output: Path, others: Sequence[Path] =
     return "\n\n".join(parts)
 
 
-def page_sections(
-    entries: Sequence[PlanEntry], output: Path, others: Sequence[Path]
-) -> Iterator[tuple[str, Iterable[str]]]:
+def page_sections(entries: PlanEntries, output: Path, others: Sequence[Path]) -> Iterator[tuple[str, Iterable[str]]]:
     """The headings with their paragraphs; a section without results has none.
 
     Args:
@@ -113,7 +112,7 @@ def page_sections(
     yield "Figure 2: which layers do the tasks take?", weights_of_tasks(tables["1"], output)
 
 
-def layer_tables(make_table: Callable[..., str], entries: Sequence[PlanEntry]) -> Iterator[str]:
+def layer_tables(make_table: Callable[..., str], entries: PlanEntries) -> Iterator[str]:
     for entry in entries:
         yield make_table(entry["results"], entry.get("paper"))
 
@@ -124,7 +123,7 @@ def table_if_rows(header: list[str], rows: Iterable[list[str]]) -> str:
     return markdown_table([header, *body]) if body else ""
 
 
-def paper_row(paper: dict[str, Any], *cells: Any) -> list[str]:
+def paper_row(paper: JsonObject, *cells: Any) -> list[str]:
     """The row of the paper's scores, below ours."""
     return [f"the paper: {paper['task']}", *map(str, cells)]
 
@@ -158,7 +157,7 @@ def learning_curve(record: RunRecord) -> list[tuple[float, float]] | None:
     return record.get("curve")
 
 
-def by_seed(records: Sequence[RunRecord] | None, arm: str, value: Callable[[RunRecord], Any] = last_score):
+def by_seed(records: RunRecords | None, arm: str, value: Callable[[RunRecord], Any] = last_score):
     """The value of each run of an arm by its seed."""
     return {record["seed"]: value(record) for record in records or [] if record["arm"] == arm}
 
@@ -178,7 +177,7 @@ def runs_of(arms: Iterable[Sequence | dict]) -> str:
     return f"{number} runs" if most > 1 else f"{number} run"
 
 
-def gains_table(entries: Sequence[PlanEntry], others: Sequence[Path]) -> str:
+def gains_table(entries: PlanEntries, others: Sequence[Path]) -> str:
     """Each task without and with ELMo, and the share of the errors that is gone. An arm without runs has no figure.
 
     Another biLM has two more columns: its score, and the share of the errors over the seeds that the baseline has, too.
@@ -207,7 +206,7 @@ def gains_table(entries: Sequence[PlanEntry], others: Sequence[Path]) -> str:
     return table_if_rows(header, rows)
 
 
-def gain_cells(baseline: dict[int, float], records: Sequence[RunRecord] | None, metric: str, runs: int) -> list[str]:
+def gain_cells(baseline: dict[int, float], records: RunRecords | None, metric: str, runs: int) -> list[str]:
     """The scores with ELMo, with their number if it is not `runs`, and the share of the errors that is gone."""
     scores = by_seed(records, "elmo")
     cell = score_cell(scores.values(), metric)
@@ -219,7 +218,7 @@ def gain_cells(baseline: dict[int, float], records: Sequence[RunRecord] | None, 
     return [cell, error_reduction(float(np.mean(before)), float(np.mean(after)))]
 
 
-def text_rows(entries: Sequence[PlanEntry]) -> Iterator[list[str]]:
+def text_rows(entries: PlanEntries) -> Iterator[list[str]]:
     """Perplexities before and after further training."""
     for entry in entries:
         if "bilm" in entry:
@@ -233,7 +232,7 @@ def text_rows(entries: Sequence[PlanEntry]) -> Iterator[list[str]]:
             yield paper_row(paper, *paper["perplexities"])
 
 
-def task_rows(entries: Sequence[PlanEntry]) -> Iterator[list[str]]:
+def task_rows(entries: PlanEntries) -> Iterator[list[str]]:
     """Scores of tasks with the biLM as it was and trained further, of the seeds of both."""
     for entry in entries:
         if "bilm" not in entry:
@@ -249,7 +248,7 @@ def task_rows(entries: Sequence[PlanEntry]) -> Iterator[list[str]]:
                 yield paper_row(paper, "", paper[AS_IT_WAS], paper[FURTHER])
 
 
-def arms_tables(entries: Sequence[PlanEntry], output: Path) -> Iterator[str]:
+def arms_tables(entries: PlanEntries, output: Path) -> Iterator[str]:
     """The scores of each arm, those of the paper below, and the pictures of Figure 1."""
     for entry in entries:
         records = entry["results"]
@@ -289,7 +288,7 @@ def neighbors_list(entry: PlanEntry) -> str:
     return markdown_table(rows)
 
 
-def weights_of_tasks(entries: Sequence[PlanEntry], output: Path) -> Iterator[str]:
+def weights_of_tasks(entries: PlanEntries, output: Path) -> Iterator[str]:
     """The layer weights that the tasks have learned, as a table and a picture."""
     runs = []
     for entry in entries:
@@ -327,7 +326,7 @@ def gain(before: dict[int, float], after: dict[int, float]) -> Gain | None:
     return Gain(mean, float(margin), seeds)
 
 
-def layer_gain(results: dict[str, Any]) -> Gain | None:
+def layer_gain(results: JsonObject) -> Gain | None:
     """What the second layer adds to the first, in the answer of `elmo senses` or `elmo probe`.
 
     The margin is that of two samples of the same size. They are the same words, so it is rather too wide.
@@ -357,7 +356,7 @@ def verdict(measured: Gain, expected: float) -> str:
     return "yes" if measured.mean * expected > 0 else "no"
 
 
-def claim_rows(entries: Sequence[PlanEntry]) -> Iterator[list[str]]:
+def claim_rows(entries: PlanEntries) -> Iterator[list[str]]:
     """A row for each change of each task that was measured. The paper gains where it has no figure for the task."""
     for entry in entries:
         paper = entry.get("paper", {})
@@ -387,7 +386,7 @@ def gains_of(entry: PlanEntry) -> Iterator[tuple[str, str, Gain | None]]:
             yield before, after, gain(by_seed(results, before), by_seed(results, after))
 
 
-def epoch_rows(entries: Sequence[PlanEntry]) -> Iterator[list[str]]:
+def epoch_rows(entries: PlanEntries) -> Iterator[list[str]]:
     """How soon the arm with ELMo is as good as the baseline ever is, where there are learning curves of both.
 
     Every figure is a mean over seeds. A seed whose ELMo never reaches the baseline's best leaves the last cell empty.

@@ -4,18 +4,18 @@ If a plan runs the experiment, the first line says what it was begun with: `{"pl
 """
 
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from ..cards.records import RunRecord
-from ..program.files import parse_json, write_lines
+from ..cards.records import RunRecord, RunRecords
+from ..program.files import JsonObject, parse_json, write_lines
 
 RECORDS = "records.jsonl"
 PLAN_OUTPUT = "output.log"  # of the program of an experiment that a plan runs
 
 
-def read_records(folder: Path) -> tuple[dict[str, Any] | None, list[RunRecord]]:
+def read_records(folder: Path) -> tuple[JsonObject | None, list[RunRecord]]:
     """What a plan began the experiment with, and its results so far."""
     path = folder / RECORDS
     if not path.is_file():
@@ -30,7 +30,7 @@ def read_records(folder: Path) -> tuple[dict[str, Any] | None, list[RunRecord]]:
     return planned, lines
 
 
-def write_records(folder: Path, planned: dict[str, Any] | None, results: Iterable[RunRecord]):
+def write_records(folder: Path, planned: JsonObject | None, results: Iterable[RunRecord]):
     """Replaces the file in one step: a kill leaves the old one or the new one."""
     lines = list(results)
     if planned is not None:
@@ -38,7 +38,7 @@ def write_records(folder: Path, planned: dict[str, Any] | None, results: Iterabl
     write_lines(folder / RECORDS, [json.dumps(line, ensure_ascii=False) for line in lines])
 
 
-def add_records(folder: Path, records: Sequence[RunRecord]):
+def add_records(folder: Path, records: RunRecords):
     """Adds the records of finished models in the order of the run. Those of other arms and seeds stay, after them."""
     planned, before = read_records(folder)
     arms_and_seeds = {(record["arm"], record["seed"]) for record in records}

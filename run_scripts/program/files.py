@@ -15,6 +15,8 @@ from modeling_elmo.conversion.files import staged
 
 from .command_line import flat_message
 
+JsonObject = dict[str, Any]
+
 
 def refuse_folder_or_pipe(path: Path, passed: str):
     """Refuses what exists, but cannot be read twice as a file. Files are read to find mistakes, and then again."""
@@ -100,7 +102,7 @@ def parse_json(text: str | bytes, source: Path | str) -> Any:
         raise ValueError(f"{source} is not JSON in UTF-8: {error}. Write it again, or pass another.") from error
 
 
-def _object_of_pairs(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+def _object_of_pairs(pairs: list[tuple[str, Any]]) -> JsonObject:
     mapping = dict(pairs)
     if len(mapping) < len(pairs):
         keys = [key for key, _ in pairs]
@@ -109,7 +111,7 @@ def _object_of_pairs(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     return mapping
 
 
-def parse_json_object(text: str, source: str) -> dict[str, Any]:
+def parse_json_object(text: str, source: str) -> JsonObject:
     """The same for a text that must be an object."""
     value = parse_json(text, source)
     if not isinstance(value, dict):
