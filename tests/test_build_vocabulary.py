@@ -107,7 +107,7 @@ def test_bad_input(vocab, tmp_path, monkeypatch, options, message):
     for name, text in (("text.txt", "a"), ("blank.txt", "\n \n"), ("mine.txt", "mine")):
         Path(name).write_text(text, "utf-8")
     Dataset.from_dict({"tokens": [["a"]]}).save_to_disk("data")
-    with pytest.raises((ValueError, OSError), match=message):
+    with refused(message, (ValueError, OSError)):
         build(Path("vocab.txt"), *options)
     assert not Path("vocab.txt").exists() and Path("mine.txt").read_text("utf-8") == "mine"
 

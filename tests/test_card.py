@@ -101,7 +101,7 @@ def test_the_card_names_the_oldest_supported_versions(tmp_path):
 def test_mistakes_in_facts(options, error, message, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     Path("latin.md").write_bytes("naïve".encode("latin-1"))
-    with pytest.raises(error, match=message):
+    with refused(message, error):
         ProgramParser(CardArguments).parse(options)
 
 

@@ -278,7 +278,7 @@ def test_folders_that_are_refused(tmp_path, monkeypatch, folder, name, message):
     (tmp_path / "thesis").mkdir()
     (tmp_path / "thesis" / "thesis.tex").touch()
     monkeypatch.chdir(tmp_path)
-    with pytest.raises((OSError, ValueError), match=message):
+    with refused(message, (OSError, ValueError)):
         Checkpoints(tmp_path / folder, None).to_resume(name)
 
 

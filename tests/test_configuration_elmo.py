@@ -203,7 +203,7 @@ WITHOUT_ELMO = [{"use_elmo": False}, {"elmo_placement": "output"}]  # at the inp
     ],
 )
 def test_bad_values_are_named(options, received):
-    with pytest.raises((ValueError, TypeError, StrictDataclassError), match=re.compile(received, re.DOTALL)):
+    with refused(re.compile(received, re.DOTALL), (ValueError, TypeError, StrictDataclassError)):
         ELMoConfig(**options)
 
 
@@ -249,7 +249,7 @@ def test_a_bad_value_in_a_file_is_named_with_the_file(tmp_path, read, name, valu
     ELMoConfig().save_pretrained(tmp_path)
     content = read_json(tmp_path / "config.json")
     (tmp_path / "config.json").write_text(json.dumps({**content, name: value}))
-    with pytest.raises((ValueError, StrictDataclassError), match=f"(?s){tmp_path}: config.json: .*{name}.*{value}"):
+    with refused(f"(?s){tmp_path}: config.json: .*{name}.*{value}", (ValueError, StrictDataclassError)):
         read(tmp_path)
 
 

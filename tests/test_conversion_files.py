@@ -95,7 +95,7 @@ def test_what_is_not_there(tmp_path, scratch):
         ((folder,), ValueError, r"several files match \*.hdf5: a.hdf5, b/c.hdf5. Pass the path of one"),
         (("hf://user/repo", weights), FileNotFoundError, "hf://user/repo does not exist; pass .*hf://user/repo.*/path"),
     ]:
-        with pytest.raises(error, match=message):
+        with refused(message, error):
             OriginalCheckpoint.find(scratch, *arguments)
 
 

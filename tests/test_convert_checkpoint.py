@@ -68,7 +68,7 @@ def test_options_that_cannot_be_combined(arguments, message, tmp_path, monkeypat
     monkeypatch.chdir(tmp_path)
     for name in ("encoder.pkl", "w.hdf5"):
         Path(name).touch()
-    with pytest.raises((ValueError, FileExistsError, FileNotFoundError), match=message):
+    with refused(message, (ValueError, FileExistsError, FileNotFoundError)):
         main(arguments)
     assert {path.name for path in tmp_path.iterdir()} == {"encoder.pkl", "w.hdf5"}
 

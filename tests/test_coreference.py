@@ -94,11 +94,8 @@ def test_litbank_and_back(name):
             found += zip(words, cells, strict=True)
     lines = [line.split("\t") for line in path.read_text().splitlines() if "\t" in line]
     assert found == [(line[3], sorted(line[12].split("|")) if line[12] != "-" else []) for line in lines]
-    checked = [document_row(*row) for row in located]
-    for (_, before), after in zip(located, checked, strict=True):
-        pairs = {(old[3], new[3]) for old, new in zip(sorted(before["mentions"]), after["mentions"], strict=True)}
-        assert len(pairs) == len({old for old, _ in pairs}) == len({new for _, new in pairs})
-    assert Coreference.read(CoreferenceArguments(test_file=str(path))).data["test"].to_list() == checked
+    data = Coreference.read(CoreferenceArguments(test_file=str(path))).data["test"]
+    assert data.to_list() == [document_row(*row) for row in located]
 
 
 ONTONOTES = """#begin document (nw/wsj/00/wsj_0001); part 000

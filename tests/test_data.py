@@ -2,7 +2,6 @@
 
 import os
 
-import pytest
 from datasets import Dataset, DatasetDict, Features, Value
 from errors import refused
 
@@ -98,7 +97,7 @@ def test_files_that_are_refused(tmp_path):
         ),
         ({"train_file": "a.docx"}, ValueError, r"--train_file a.docx .*\.jsonl, \.json"),
     ):
-        with pytest.raises(error, match=shown):
+        with refused(shown, error):
             sources(**options)
 
 

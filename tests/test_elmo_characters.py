@@ -239,7 +239,7 @@ CUT = {"truncation": True}
     ],
 )
 def test_bad_texts(tokenizer, arguments, options, error, received):
-    with pytest.raises(error, match=received) as caught:
+    with refused(received, error) as caught:
         tokenizer(*arguments, **options)
     assert error is TypeError or is_mistake_of_user(caught.value)
     assert tokenizer("the")["input_ids"] == [1, 4, 2]  # and the tokenizer still works
