@@ -66,9 +66,12 @@ class PackedBatch:
     def encoded(self, words_UP: Tensor) -> "PackedBatch":
         """This batch with the vectors of its words, and on their device, to which one copy brings it."""
         device = words_UP.device
+        steps = self.steps.to(device)
         orders = self.positions_N, self.forward_N, self.backward_N, self.rows_S, self.index_N
-        orders = to_device_at_once(orders, device)
-        return PackedBatch(self.shape, self.steps.to(device), *orders, words_UP=words_UP, source=self)
+        positions_N, forward_N, backward_N, rows_S, index_N = to_device_at_once(orders, device)
+        return PackedBatch(
+            self.shape, steps, positions_N, forward_N, backward_N, rows_S, index_N, words_UP=words_UP, source=self
+        )
 
     @property
     def host(self) -> "PackedBatch":
