@@ -175,11 +175,11 @@ class VocabularyCacheMixin:
 
         Words of `cache_vocabulary` are looked up, unless they need a gradient or a hook is to see them.
         """
-        words_UX = words_UX.long()
         if self.word_embeddings is not None:
             check_range("input_ids", words_UX[..., 0], self.config.vocab_size)
         if self.char_encoder is not None:
             check_range("character_ids", words_UX[..., -self.config.max_word_length :], self.config.char_vocab_size)
+        words_UX = words_UX.long()
         cache = self._usable_cache()
         if cache is None:
             return self.compute_words(words_UX)
