@@ -388,6 +388,6 @@ def check_range(name: str, ids: Tensor, size: int, advice: str = "use the tokeni
     """Raises an error unless all ids are between 0 and `size - 1`. The message ends with the advice."""
     if is_exporting():
         return
-    low, high = ids.aminmax() if ids.numel() else (ids.new_zeros(()),) * 2
+    low, high = torch.stack(ids.aminmax()).tolist() if ids.numel() else (0, 0)  # read at once
     if low < 0 or high >= size:
         raise ValueError(f"`{name}` has ids from {low} to {high}, but this model knows 0 to {size - 1}; {advice}.")

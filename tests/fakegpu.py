@@ -84,7 +84,7 @@ def _start(seen: Recording):
 
 def _place() -> str:
     """The innermost line of the package on the stack."""
-    frame = sys._getframe(2)
+    frame = sys._getframe()
     while frame is not None and not any(folder in frame.f_code.co_filename for folder in OURS):
         frame = frame.f_back
     return "elsewhere" if frame is None else f"{Path(frame.f_code.co_filename).name}:{frame.f_lineno}"

@@ -1,7 +1,7 @@
 """Texts of different lengths, packed without padding, as the heads' networks read them.
 
-Shape suffixes: B rows; T time; N packed tokens; M 2 N; S texts; R texts of a group, L their longest; D any width;
-E width of an ELMo vector.
+Shape suffixes: B rows; T time; N packed tokens; M 2 N, or the tokens of a group; S texts; R texts of a group, L their
+longest; D any width; E width of an ELMo vector.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -13,7 +13,7 @@ from torch import Tensor
 
 from ..inputs import pack
 from ..kernels.scan import masked_scan
-from ..kernels.torch_state import is_exporting
+from ..kernels.torch_state import is_exporting, to_device, to_device_at_once
 
 FEW_PAIRS = 2**14  # of tokens: below, padding costs less than a further group
 
@@ -24,10 +24,12 @@ class Places(NamedTuple):
     Shape:
         tokens_RL: `(texts, length)`, the place of each token, 0 at padding.
         mask_RL: `(texts, length)` bool, the tokens of each text.
+        inside_M: flat position in (texts * length) of each token.
     """
 
     tokens_RL: Tensor
     mask_RL: Tensor
+    inside_M: Tensor
 
     def read(self, x_ND: Tensor) -> Tensor:
         """The values of packed tokens as `(texts, length, width)`, zeros at padding."""
@@ -70,13 +72,14 @@ class PackedTexts:
         self.ranks_S[packing.rows_S] = _on_host(range(len(packing.rows_S)))
 
         order_N = packing.forward_N
-        device = mask_BT.device
-        numbers = mask_BT.flatten().cumsum(0) - 1  # of the real tokens of the batch
         positions_N = packing.positions_N[order_N] % mask_BT.numel()
-        self.tokens_N = numbers[positions_N.to(device)]
         rank_N = _on_host(range(len(order_N))) - self.starts.repeat_interleave(sizes)
-        self.text_N = packing.rows_S[rank_N].to(device)
-        self.turned_N = order_N.argsort()[packing.backward_N].to(device)
+        text_N = packing.rows_S[rank_N]
+        turned_N = order_N.argsort()[packing.backward_N]
+        orders = to_device_at_once((positions_N, text_N, turned_N), mask_BT.device)
+        positions_N, self.text_N, self.turned_N = orders
+        numbers = mask_BT.flatten().cumsum(0) - 1  # of the real tokens of the batch
+        self.tokens_N = numbers[positions_N]
 
     def pack(self, x_ND: Tensor) -> Tensor:
         """The values of the texts' tokens, from those of all real tokens of the batch."""
@@ -91,7 +94,7 @@ class PackedTexts:
         return x_ND.new_zeros(len(self.lengths), x_ND.shape[1]).index_add(0, self.text_N, x_ND)
 
     def mean(self, x_ND: Tensor) -> Tensor:
-        lengths_S = torch.tensor(self.lengths, dtype=x_ND.dtype, device=x_ND.device)
+        lengths_S = to_device(torch.tensor(self.lengths, dtype=x_ND.dtype, device="cpu"), x_ND.device)
         return self.sum(x_ND) / lengths_S.clamp(min=1)[:, None]
 
     def max(self, x_ND: Tensor) -> Tensor:
@@ -163,16 +166,18 @@ class PackedTexts:
         steps_L = _on_host(range(max(1, longest)))
         mask_RL = steps_L < _on_host(lengths)[:, None]
         starts_L = F.pad(self.starts, (0, 1))[: len(steps_L)]
-        tokens_RL = starts_L + self.ranks_S[texts][:, None]
-        return Places(tokens_RL.masked_fill(~mask_RL, 0).to(device), mask_RL.to(device))
+        tokens_RL = (starts_L + self.ranks_S[texts][:, None]).masked_fill(~mask_RL, 0)
+        inside_M = mask_RL.flatten().nonzero()[:, 0]
+        flat_tokens, inside_M = to_device_at_once((tokens_RL.flatten(), inside_M), device)
+        return Places(flat_tokens.view_as(tokens_RL), to_device(mask_RL, device), inside_M)
 
     def join(self, groups: Iterable[tuple[Places, Tensor]]) -> Tensor:
         """Packed values `(tokens, width)` from those of groups of texts, `(texts, length, width)`."""
         places = []
         values = []
         for group, values_RLD in groups:
-            places.append(group.tokens_RL[group.mask_RL])
-            values.append(values_RLD[group.mask_RL])
+            places.append(group.tokens_RL.flatten().index_select(0, group.inside_M))
+            values.append(values_RLD.flatten(0, 1).index_select(0, group.inside_M))
         values_ND = torch.cat(values)
         return torch.empty_like(values_ND).index_copy(0, torch.cat(places), values_ND)
 
