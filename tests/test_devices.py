@@ -366,24 +366,29 @@ def test_what_waits(code, waits, fakegpu):
 
 @simulated
 def test_launches_and_waits_of_pretraining(fakegpu, monkeypatch, tmp_path):
-    """A whole step of `elmo pretrain`: sentences on the host, an adaptive softmax, bfloat16, Muon."""
+    """A whole step of `elmo pretrain`: sentences, an adaptive softmax, bfloat16, Muon. Only an entry of the log waits."""
     for name in ("cell_forward", "cell_backward"):
         monkeypatch.setattr(lstm_cuda, name, fakegpu.as_one_launch(getattr(lstm_cuda, name)))
-    step, steps = Pretraining._step, []
+    recorded = {"_step": [], "_log": []}
 
-    def recorded_step(*arguments):
-        with fakegpu.recording() as seen:
-            step(*arguments)
-        steps.append(seen)
+    def record(name, method):
+        def call(*arguments):
+            with fakegpu.recording() as seen:
+                method(*arguments)
+            recorded[name].append(seen)
 
-    monkeypatch.setattr(Pretraining, "_step", recorded_step)
+        monkeypatch.setattr(Pretraining, name, call)
+
+    for name in recorded:
+        record(name, getattr(Pretraining, name))
     filters = {"char_embedding_size": 4, "char_cnn_filters": [[width, 4] for width in range(1, 8)]}
     overrides = {**filters, "projection_size": 16, "adaptive_cutoffs": [30, 60]}
     options = {"softmax_type": "adaptive", "optim": "muon", "bf16": True, "config_overrides": overrides}
-    run_on(DEVICE, tmp_path, **options, per_device_train_batch_tokens=400, max_steps=3)
-    seen = steps[-1]  # optimizers make their states in the first one
+    run_on(DEVICE, tmp_path, **options, per_device_train_batch_tokens=400, max_steps=3, logging_steps=1)
+    seen, log = recorded["_step"][-1], recorded["_log"][-2]  # optimizers make their states in the first step
     assert seen.launches["cell_forward"] == 16  # 8 steps of 2 layers; both directions at once
     assert seen.num_launches <= 775 and seen.num_waits == 0, f"{seen.launches}, {seen.waits}"
+    assert log.num_waits == 1, log.waits  # the last call, after training, has nothing to log
 
 
 @simulated

@@ -311,7 +311,7 @@ class Pretraining:
     def _log(self, bar: tqdm):
         if not self.unlogged:
             return
-        joint, forward, backward, norm = self._checked_figures().cpu().double().mean(0).tolist()  # mps has no float64
+        joint, forward, backward, norm = self._checked_figures().double().mean(0).tolist()
         seconds = time.perf_counter() - self.log_start
         entry = {
             "sampled_loss" if self.is_sampled else "loss": joint,
@@ -330,8 +330,8 @@ class Pretraining:
         self.log_start = time.perf_counter()
 
     def _checked_figures(self) -> Tensor:
-        """The figures `(steps, 4)` of the steps since the last entry of the log, means over all processes."""
-        figures_S4 = self.accelerator.reduce(torch.stack(self.unlogged), "mean")
+        """On the CPU, the figures `(steps, 4)` of the steps since the last entry of the log, means over all processes."""
+        figures_S4 = self.accelerator.reduce(torch.stack(self.unlogged), "mean").cpu()
         is_finite_S4 = figures_S4.isfinite()
         if not is_finite_S4.all():
             first = int((~is_finite_S4.all(1)).nonzero()[0])
@@ -375,7 +375,7 @@ class Pretraining:
     def _save(self):
         """Writes a checkpoint of this step, unless there is one. All processes call it; the main process writes."""
         start = time.perf_counter()
-        unlogged = self._checked_figures().cpu() if self.unlogged else None
+        unlogged = self._checked_figures() if self.unlogged else None
         self._check_weights()
         states = None if self.states is None else [state.cpu() for state in self.accelerator.gather(self.states)]
         weights = gathered(self.plain_model.state_dict())
