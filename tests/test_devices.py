@@ -366,7 +366,7 @@ def test_what_waits(code, waits, fakegpu):
 
 @simulated
 def test_launches_and_waits_of_pretraining(fakegpu, monkeypatch, tmp_path):
-    """A whole step of `elmo pretrain`: sentences, an adaptive softmax, bfloat16, Muon. Only an entry of the log waits."""
+    """A step of `elmo pretrain`: sentences, an adaptive softmax, bfloat16, Muon. Only an entry of the log waits."""
     for name in ("cell_forward", "cell_backward"):
         monkeypatch.setattr(lstm_cuda, name, fakegpu.as_one_launch(getattr(lstm_cuda, name)))
     recorded = {"_step": [], "_log": []}

@@ -330,7 +330,7 @@ class Pretraining:
         self.log_start = time.perf_counter()
 
     def _checked_figures(self) -> Tensor:
-        """On the CPU, the figures `(steps, 4)` of the steps since the last entry of the log, means over all processes."""
+        """On the CPU, the figures `(steps, 4)` since the last entry of the log, means over all processes."""
         figures_S4 = self.accelerator.reduce(torch.stack(self.unlogged), "mean").cpu()
         is_finite_S4 = figures_S4.isfinite()
         if not is_finite_S4.all():
