@@ -65,13 +65,15 @@ def test_no_process_stays_behind():
 
 
 def test_cases_side_by_side(tmp_path):
-    """One that hangs is killed, and the others run."""
+    """One that hangs is killed, and the others run; none begins after the time."""
     code = "import json, sys, time; case = json.loads(sys.stdin.readline()); open(case['file'], 'w').close();"
     command = [sys.executable, "-c", code + "time.sleep(case['seconds'])"]
     cases = [{"file": str(tmp_path / str(number)), "seconds": 1000 * (number == 1)} for number in range(4)]
     start = time.monotonic()
     children.run_side_by_side(command, cases, seconds=3, processes=2)
     assert len(list(tmp_path.iterdir())) == 4 and 3 <= time.monotonic() - start < 60
+    children.run_side_by_side(command, [{"file": str(tmp_path / "late"), "seconds": 0}], seconds=0, processes=2)
+    assert not (tmp_path / "late").exists()
 
 
 def test_a_process_whose_parent_has_ended_measures_nothing(monkeypatch, capsys, tmp_path):

@@ -9,6 +9,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -71,9 +72,16 @@ def ask(process: subprocess.Popen, case: dict[str, Any], seconds: float) -> Answ
 
 
 def run_side_by_side(command: Sequence[str], cases: Iterable[dict[str, Any]], seconds: float, processes: int):
-    """Runs cases whose rows nobody needs, several at a time and none for longer than `seconds`."""
+    """Runs cases whose rows nobody needs, several at a time, and kills those that are not ready after `seconds`."""
+    deadline = time.monotonic() + seconds
+
+    def run(case: dict[str, Any]):
+        left = deadline - time.monotonic()
+        if left > 0:
+            ask(start(command), case, left)
+
     with ThreadPoolExecutor(processes) as pool:
-        list(pool.map(lambda case: ask(start(command), case, seconds), cases))
+        list(pool.map(run, cases))
 
 
 def end(process: subprocess.Popen):

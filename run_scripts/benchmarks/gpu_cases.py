@@ -19,7 +19,6 @@ from modeling_elmo import ELMoConfig, ELMoModel
 
 from ..program.gpu import gpu_facts
 from ..program.processes import local_device
-from . import peers
 from .children import answer_case
 from .device_timing import Check, errors_of, measured_row, peak_of_products
 from .layer_speed import CUDNN, DEFINITION, MOST_RATIO_OF_TORCH, compile_layer, layer_rows
@@ -38,6 +37,7 @@ from .model_speed import (
 from .text import draw_batch, made_up_sentences
 
 OURS, ALLENNLP, OTHER = "this package", "AllenNLP", "other checkout"
+PEER_ALLENNLP = Path(__file__).parent / "peers" / "peer_allennlp.py"  # only a clone has it
 WORDS_OF_BATCHES = 60_000  # of the made-up text from which batches are drawn
 DTYPES_OF_PRODUCTS = {"float32": torch.float32, "tf32": torch.float32, "bfloat16": torch.bfloat16}
 
@@ -72,7 +72,7 @@ def facts(case: dict[str, Any], device: torch.device) -> Iterator[dict[str, Any]
 
 
 def has_allennlp() -> bool:
-    return find_spec("allennlp") is not None and find_spec("h5py") is not None
+    return PEER_ALLENNLP.is_file() and find_spec("allennlp") is not None and find_spec("h5py") is not None
 
 
 def inference_rows(case: dict[str, Any], device: torch.device) -> Iterator[dict[str, Any]]:
@@ -122,7 +122,7 @@ def model_call(
 
 def peer_of(name: str, model: ELMoModel, case: dict[str, Any]) -> Peer:
     if name == ALLENNLP:
-        return load_peer(f"{Path(str(peers.__path__[0])) / 'peer_allennlp.py'}:allennlp", model)[1]
+        return load_peer(f"{PEER_ALLENNLP}:allennlp", model)[1]
     checkout = import_file(Path(case["against"], "modeling_elmo", "__init__.py"), CHECKOUT)
     return checkout_peer(checkout, case["preset"], model)
 
