@@ -15,6 +15,7 @@ from unittest import mock
 
 import torch
 import torch.distributed as dist
+from places import ROOT
 from safetensors.torch import load_file
 
 from modeling_elmo.run_scripts import perplexity, run_pretraining
@@ -22,7 +23,6 @@ from modeling_elmo.run_scripts.cards import bilm_card
 from modeling_elmo.run_scripts.pretraining.checkpoints import load_state
 from modeling_elmo.run_scripts.pretraining.loop import Pretraining
 
-ROOT = Path(__file__).parents[1]
 TEXT = ROOT / "tests" / "fixtures" / "text" / "en.txt"
 # Sentences of 3 to 11 words: short ones are fast, and different lengths need padding.
 LINES = [" ".join(line.split()[: 3 + number % 9]) for number, line in enumerate(TEXT.read_text("utf-8").splitlines())]

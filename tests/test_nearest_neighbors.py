@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from bilm_models import pair_in, plain_layers
 from errors import refused
+from places import FIXTURES
 from pretraining_worker import arguments_of
 from sklearn.neighbors import NearestNeighbors
 from task_worker import bilm, read_json, written
@@ -17,7 +18,7 @@ from modeling_elmo.run_scripts.nearest_neighbors import main, words_in_file
 from modeling_elmo.run_scripts.vectors import embedding, neighbors
 from modeling_elmo.run_scripts.vectors.neighbors import WordUse, find_uses, use_vectors
 
-TEXT = Path(__file__).parent / "fixtures" / "demo" / "play.txt"
+TEXT = FIXTURES / "demo" / "play.txt"
 LINES = [line.split() for line in TEXT.read_text("utf-8").splitlines()]
 
 

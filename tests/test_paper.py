@@ -10,6 +10,7 @@ from unittest.mock import patch
 import pytest
 import torch
 from errors import refused
+from places import ROOT
 from pretraining_worker import arguments_of
 from safetensors.torch import load_file
 from task_worker import HEAD, TASKS, bilm, read_json, sentences_of, written
@@ -30,7 +31,7 @@ from modeling_elmo.run_scripts.fine_tuning.data import DataArguments, split_sour
 from modeling_elmo.run_scripts.modeling_elmo_cli import PROGRAMS
 from modeling_elmo.run_scripts.program.command_line import ProgramParser
 
-SHIPPED = Path(__file__).parents[1] / "model_cards"
+SHIPPED = ROOT / "model_cards"
 ENTITIES = {
     "name": "entities",
     "program": "reproduce ner",

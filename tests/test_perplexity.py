@@ -7,8 +7,9 @@ import pytest
 import torch
 import torch.nn.functional as F
 from accelerate import Accelerator
-from bilm_models import pair_in, save
+from bilm_models import make_tokenizer, pair_in, save
 from datasets import Dataset, DatasetDict
+from places import ELMO_FIXTURES
 from pretraining_worker import LINES, MODEL, arguments_of, launch
 from task_worker import read_json, written
 from torch import Tensor
@@ -23,7 +24,6 @@ from modeling_elmo.run_scripts.pretraining.batches import StreamWindows, batch_l
 from modeling_elmo.run_scripts.pretraining.corpus import Corpus
 from modeling_elmo.run_scripts.pretraining.evaluation import evaluate
 
-FIXTURES = Path(__file__).parent / "fixtures"
 TEXT = [*LINES[60:80], "zzz", "unknown words and a very long one : Donaudampfschifffahrtsgesellschaft"]
 WORDS = sorted({word for line in LINES[:80] for word in line.split()})[:100]
 
@@ -41,7 +41,7 @@ def full(tmp_path_factory) -> Path:
 def save_model(folder: Path, **options) -> Path:
     """A model with larger weights than a new one, which gives nearly the same probability to all words."""
     widths = {"max_word_length": MODEL["max_word_length"]}
-    tokenizer = ELMoTokenizer(vocab=["<S>", "</S>", "<UNK>", *WORDS], pre_tokenization="whitespace", **widths)
+    tokenizer = make_tokenizer(*WORDS, pre_tokenization="whitespace", **widths)
     torch.manual_seed(0)
     options = {"num_sampled": 20, "dropout": 0.5, "adaptive_cutoffs": [20], **options}
     model = ELMoForPreTraining(ELMoConfig.from_preset("tiny", vocab_size=len(tokenizer), **MODEL, **options))
@@ -151,7 +151,7 @@ def test_streams(rows, folder):
 @pytest.mark.parametrize("kind", ["characters", "words"])
 def test_streams_give_the_figure_of_the_original(kind, tmp_path):
     """bilm-tf's `test()`, on a model that bilm-tf has trained; each direction against a plain loop."""
-    original, folder = FIXTURES / "elmo_fixtures" / "bilm_tf_checkpoint" / kind, tmp_path / "model"
+    original, folder = ELMO_FIXTURES / "bilm_tf_checkpoint" / kind, tmp_path / "model"
     convert_checkpoint(TensorFlowCheckpoint, original, folder)
     found = measure(folder, validation_file=original / "text.txt", context="stream", per_device_eval_batch_size=1)
     expected = read_json(original / "expected.json")

@@ -13,6 +13,7 @@ from unittest.mock import MagicMock
 import pytest
 import torch
 from errors import refused
+from places import ROOT
 
 from modeling_elmo import ELMoConfig, ELMoForPreTraining, ELMoForTokenClassification
 from modeling_elmo.run_scripts.program import processes
@@ -27,7 +28,6 @@ from modeling_elmo.run_scripts.program.processes import (
     values_of_all,
 )
 
-ROOT = Path(__file__).parents[1]
 SHARDED = ("pretraining", "layers", "frozen", "trained")
 # A run with a worker, as of a DataLoader. The worker outlives it for a while.
 HOLDER = """

@@ -6,11 +6,10 @@ import struct
 import subprocess
 import sys
 from contextlib import suppress
-from pathlib import Path
 
 import pytest
+from places import ROOT
 
-ROOT = Path(__file__).parents[1]
 # Bars of four packages, one below another; half of them are over before a line is due.
 PROGRAM = """
 import sys, types

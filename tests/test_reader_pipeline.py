@@ -5,7 +5,7 @@ import math
 
 import pytest
 import torch
-from bilm_models import save
+from bilm_models import make_tokenizer, save
 from datasets import Dataset
 from errors import refused
 from transformers import pipeline
@@ -20,7 +20,7 @@ SHORT = {"max_seq_len": 16, "doc_stride": 4}
 
 @pytest.fixture(scope="module", params=["right", "left"])
 def pipe(request) -> ELMoQuestionAnsweringPipeline:
-    tokenizer = ELMoTokenizer(vocab=["<S>", "</S>", "<UNK>"], padding_side=request.param)
+    tokenizer = make_tokenizer(padding_side=request.param)
     torch.manual_seed(0)
     config = ELMoConfig.from_preset("tiny", vocab_size=len(tokenizer), task_hidden_size=6, dropout=0.0)
     model = ELMoForQuestionAnswering(config).eval()

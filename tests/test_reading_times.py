@@ -4,17 +4,17 @@ import gzip
 import runpy
 import sys
 from collections import Counter
-from pathlib import Path
 
 import numpy as np
 import pytest
-from bilm_models import save, tiny_model
+from bilm_models import make_tokenizer, save, tiny_model
+from places import ROOT
 from scipy.stats import norm
 from sklearn.linear_model import LinearRegression
 
-from modeling_elmo import ELMoForPreTraining, ELMoTokenizer
+from modeling_elmo import ELMoForPreTraining
 
-SCRIPT = Path(__file__).parents[1] / "docs" / "reading_times.py"
+SCRIPT = ROOT / "docs" / "reading_times.py"
 CORPUS = "The cat sat .\nWe saw the dog , does n't it ?\n" * 3 + "the the"
 VOCABULARY = ["the", "The", "cat", "dog", "sat", "saw", "does", "n't", "we", "very", "quietly", ".", ",", "?", "'"]
 ENDINGS = [".", "?'", ",."]
@@ -50,7 +50,7 @@ def surprisals_of(words, model, tokenizer) -> dict[str, list[float]]:
 @pytest.fixture(scope="module")
 def parts(tmp_path_factory):
     folder, random = tmp_path_factory.mktemp("stories"), np.random.default_rng(0)
-    tokenizer = ELMoTokenizer(vocab=["<S>", "</S>", "<UNK>", *VOCABULARY])
+    tokenizer = make_tokenizer(*VOCABULARY)
     model = tiny_model(ELMoForPreTraining, vocab_size=len(tokenizer))
     save(folder / "model", model, tokenizer)
     words = make_words(random)

@@ -17,10 +17,10 @@ from typing import Any
 import pytest
 from clean_python import run
 from documents import LINK, sections
+from places import ROOT
 
 from modeling_elmo.run_scripts.modeling_elmo_cli import PROGRAMS
 
-ROOT = Path(__file__).parents[1]
 DOCUMENTS = {
     path.relative_to(ROOT).as_posix(): path.read_text("utf-8")
     for path in sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/*.md")])

@@ -5,6 +5,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from places import ROOT
 from task_worker import FIXTURES, bilm, launch, options_of, read_json, written
 
 from modeling_elmo.run_scripts import reproduce, run_task
@@ -12,7 +13,6 @@ from modeling_elmo.run_scripts.experiments import experiment
 from modeling_elmo.run_scripts.fine_tuning.tasks import TASKS
 from modeling_elmo.run_scripts.program.command_line import ProgramParser
 
-ROOT = Path(__file__).parents[1]
 # The settings that run_ner, run_classification and run_qa saved by default when they had all these options.
 SETTINGS = read_json(ROOT / "tests" / "fixtures" / "experiments" / "settings.json")
 

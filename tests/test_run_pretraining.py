@@ -12,9 +12,10 @@ from unittest.mock import MagicMock
 import pytest
 import torch
 from accelerate.state import AcceleratorState
-from bilm_models import save
+from bilm_models import make_tokenizer, save
 from errors import refused
 from huggingface_hub.errors import StrictDataclassError
+from places import ELMO_FIXTURES, TEXT
 from pretraining_worker import LINES, MODEL, arguments_of, assert_same, contents, options_of, pretrain, train
 from safetensors.torch import load_file
 from transformers import AutoModelForPreTraining
@@ -32,7 +33,6 @@ from modeling_elmo.run_scripts.program import processes
 from modeling_elmo.run_scripts.program.processes import sole_run
 
 SHORT = {"max_steps": 2, "eval_steps": 100, "save_steps": 100}
-FIXTURES = Path(__file__).parent / "fixtures" / "elmo_fixtures"
 
 
 @pytest.fixture(scope="module")
@@ -257,7 +257,7 @@ def test_a_model_that_became_worse_is_told(base, tmp_path, warnings_of_transform
 
 def test_a_checkpoint_without_its_softmax_gets_one(tmp_path):
     """As the published originals, which have no softmax."""
-    tokenizer = ELMoTokenizer(vocab=["<S>", "</S>", "<UNK>"], max_word_length=12)
+    tokenizer = make_tokenizer(max_word_length=12)
     model = ELMoForPreTraining(ELMoConfig.from_preset("tiny", **MODEL, vocab_size=len(tokenizer), has_softmax=False))
     bilm = save(tmp_path / "bilm", model, tokenizer)
     run = train(further_options(tmp_path, bilm, vocabulary="replace", vocabulary_size=120, max_steps=4))
@@ -290,7 +290,7 @@ def test_bfloat16_needs_its_instructions(obstacle, precision, by_launcher, tmp_p
 
 
 def test_the_survey_compares_the_text_with_the_rules_of_the_tokenizer(tmp_path, warnings_of_transformers):
-    options = {**SHORT, "train_file": FIXTURES.parent / "text" / "inaugural_heldout.txt"}
+    options = {**SHORT, "train_file": TEXT / "inaugural_heldout.txt"}
     pretrain(tmp_path, **options)
     assert "Pass --pre_tokenization treebank for a new model" in warnings_of_transformers.text
     warnings_of_transformers.clear()
@@ -358,7 +358,7 @@ def test_push_to_hub(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("kind", ["characters", "words"])
 def test_adagrad_continues_with_the_accumulators_of_a_tensorflow_checkpoint(kind, tmp_path, capsys):
-    source = FIXTURES / "bilm_tf_checkpoint" / kind
+    source = ELMO_FIXTURES / "bilm_tf_checkpoint" / kind
     model = convert_checkpoint(TensorFlowCheckpoint, source, tmp_path / "model", optimizer_state=True)
     given = load_file(model / OPTIMIZER_STATE)
     options = {"context": "stream", "per_device_train_batch_size": 2, "unroll_steps": 10, "max_steps": 1}

@@ -9,10 +9,10 @@ import sys
 from pathlib import Path
 
 import pytest
+from places import ROOT
 
 from modeling_elmo.run_scripts import demo
 
-ROOT = Path(__file__).parents[1]
 NO_PROGRAMS = ("__init__", "modeling_elmo_spacy")
 PROGRAMS = sorted(path.stem for path in (ROOT / "run_scripts").glob("*.py") if path.stem not in NO_PROGRAMS)
 WITH_OPTIONS = [name for name in PROGRAMS if name != "demo"]

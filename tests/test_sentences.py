@@ -8,6 +8,7 @@ from itertools import chain
 from pathlib import Path
 
 import pytest
+from places import TEXT
 from task_worker import bilm
 
 from modeling_elmo.run_scripts import build_vocabulary, embed, nearest_neighbors
@@ -15,7 +16,6 @@ from modeling_elmo.run_scripts.pretraining.corpus import Corpus, CorpusArguments
 from modeling_elmo.run_scripts.program import sentences
 from modeling_elmo.run_scripts.program.sentences import sentences_of, text_sentences, wrapped_width
 
-TEXT = Path(__file__).parent / "fixtures" / "text"
 RAW = (TEXT / "en_raw.txt").read_text("utf-8").splitlines()
 # The splitter must know that Mr. ends no sentence.
 SENTENCES = [f"The word {number} is here, and Mr. Smith reads it with {number + 1} friends." for number in range(40)]

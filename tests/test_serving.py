@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from bilm_models import save, tiny_model
+from bilm_models import make_tokenizer, save, tiny_model
 from clean_python import ROOT, new_environment, run
 
 from modeling_elmo import ELMoModel, ELMoTokenizer
@@ -24,7 +24,7 @@ def folder(tmp_path_factory) -> Path:
     """The files of docs/serving/ with a biLM."""
     pytest.importorskip("fastapi")
     folder = shutil.copytree(SERVING, tmp_path_factory.mktemp("serving") / "server")
-    save(folder / "model", tiny_model(), ELMoTokenizer(vocab=["<S>", "</S>", "<UNK>", "play"]))
+    save(folder / "model", tiny_model(), make_tokenizer("play"))
     return folder
 
 

@@ -4,12 +4,12 @@ import inspect
 import re
 import shutil
 import sys
-from pathlib import Path
 
 import pytest
 import torch
 from bilm_models import save
 from clean_python import run
+from places import ROOT, TEXT
 from safetensors.torch import load_file
 from transformers import AutoModel, AutoTokenizer
 
@@ -18,9 +18,7 @@ from modeling_elmo.run_scripts import perplexity, push_to_hub
 from modeling_elmo.run_scripts.cards.bilm_card import write_bilm_card
 from modeling_elmo.run_scripts.program.files import read_json
 
-ROOT = Path(__file__).parents[1]
 FOLDERS = sorted(path.parent for path in (ROOT / "model_cards").glob("*/config.json"))
-TEXTS = Path(__file__).parent / "fixtures" / "text"
 # Measured on held-out documents at publication; and the maximum size of a folder.
 PERPLEXITIES = {
     "elmo-small-en": ("inaugural_heldout.txt", 89.35),
@@ -39,7 +37,7 @@ def test_there_is_one_for_each_language():
 @each
 def test_a_published_checkpoint_keeps_its_perplexity(folder):
     name, expected = PERPLEXITIES[folder.name]
-    options = ["--model", str(folder), "--validation_file", str(TEXTS / name), "--is_split_into_words"]
+    options = ["--model", str(folder), "--validation_file", str(TEXT / name), "--is_split_into_words"]
     assert perplexity.main(options).perplexity == pytest.approx(expected, rel=1e-4)
 
 

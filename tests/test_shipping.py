@@ -10,12 +10,12 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
+from places import ROOT
 from transformers.dynamic_module_utils import get_imports, get_relative_imports
 
 import modeling_elmo
 from modeling_elmo.shipping import MODULES, generate
 
-ROOT = Path(__file__).parents[1]
 PACKAGES = {"torch", "transformers", "tokenizers", "huggingface_hub", "safetensors", "numpy"}
 OPTIONAL = {"triton", "cut_cross_entropy", "sentencex"}
 ROOMS = ("modeling_elmo", "modeling_elmo/kernels", "modeling_elmo/heads", "tokenization")

@@ -14,6 +14,7 @@ import pytest
 import torch
 from errors import refused
 from numpy.testing import assert_allclose
+from places import ROOT
 
 spacy = pytest.importorskip("spacy")
 
@@ -27,7 +28,6 @@ from task_worker import bilm, written  # noqa: E402, written
 
 from modeling_elmo.run_scripts.vectors.spacy_pipe import DocumentEncoder  # noqa: E402
 
-ROOT = Path(__file__).parents[1]
 SHIPPED = str(ROOT / "model_cards" / "elmo-small-en")
 CONFIG = ROOT / "docs" / "spacy_ner.cfg"
 TEXT = "The play was a great success.\n\n  They play chess. The actors in that play were superb."

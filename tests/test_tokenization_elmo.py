@@ -4,7 +4,6 @@ import pickle
 import re
 import unicodedata
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -14,6 +13,7 @@ from datasets.fingerprint import Hasher
 from errors import refused
 from hypothesis import given
 from hypothesis import strategies as st
+from places import TEXT
 from tokenizers import AddedToken
 from transformers import AutoTokenizer, DataCollatorForTokenClassification
 from transformers.data.data_collator import DataCollatorWithPadding, default_data_collator
@@ -22,7 +22,6 @@ from modeling_elmo import ELMoConfig, ELMoTokenizer
 from modeling_elmo.run_scripts.program.command_line import is_mistake_of_user
 from modeling_elmo.tokenization.elmo_pretokenization import plain_word
 
-TEXT = Path(__file__).parent / "fixtures" / "text"
 SENTENCES = [line.split() for name in ("en.txt", "ko.txt") for line in (TEXT / name).read_text("utf-8").splitlines()]
 VOCABULARY = ["</S>", "the", "!!!MAXTERMID", ",", ".", "<UNK>", "of", "밥", "(", ")", "London", "a b", "<S>"]
 SPECIAL_LOOK_ALIKES = ["<S>", "</S>", "<UNK>", "<PAD>", "x<S>", "", " ", "a b", "\ud800", "\U0010fffd", "\U0010fffcS>"]

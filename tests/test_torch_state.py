@@ -3,11 +3,11 @@
 import subprocess
 import sys
 from functools import reduce
-from pathlib import Path
 
 import pytest
 import torch
 from bilm_models import computed_by, dual, jvp, needs_numbers, save, tiny_model
+from places import ROOT
 from torch.autograd import forward_ad
 from torch.testing import assert_close
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -223,5 +223,5 @@ def test_a_torch_without_distributed(tmp_path):
     (tmp_path / "text.txt").write_text("a b a b\n", "utf-8")
     files = [tmp_path, tmp_path / "text.txt", tmp_path / "vectors.hdf5"]
     command = [sys.executable, "-c", WITHOUT_DISTRIBUTED, *files]
-    done = subprocess.run(command, cwd=Path(__file__).parents[1], capture_output=True, text=True, encoding="utf-8")
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, encoding="utf-8")
     assert done.returncode == 0 and files[-1].exists(), done.stderr

@@ -2,15 +2,15 @@
 
 import os
 import re
-from pathlib import Path
 
 import nbclient
 import nbformat
 import numpy as np
 import pytest
 from documents import LINK, sections
+from places import ROOT
 
-DOCS = Path(__file__).parents[1] / "docs"
+DOCS = ROOT / "docs"
 NOTEBOOKS = ["tour.ipynb", "tour.ko.ipynb"]
 NUMBER = r"-?\d[\d,]*\.?\d*"
 NOISE = r"[/\\](home|tmp|usr|root|Users)\b|runtime|[Ww]arning"  # paths of a machine, timings, advice of libraries

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from bilm_models import pair_in, plain_layers
 from errors import refused
+from places import FIXTURES
 from pretraining_worker import arguments_of
 from task_worker import bilm, read_json, written
 
@@ -20,7 +21,7 @@ from modeling_elmo.run_scripts.vectors.layer_sources import static_layers
 from modeling_elmo.run_scripts.vectors.senses import SenseInstance, read_annotated, read_inventory
 from modeling_elmo.run_scripts.word_senses import main
 
-SEMCOR = Path(__file__).parent / "fixtures" / "semcor"
+SEMCOR = FIXTURES / "semcor"
 TRAIN, TEST, INVENTORY = SEMCOR / "train.data.xml", SEMCOR / "test.data.xml", SEMCOR / "inventory.tsv"
 NAMES = ["token layer", "biLSTM 1"]
 ONE = '<sentence><instance id="d0" lemma="play" pos="NOUN">play</instance></sentence>'
