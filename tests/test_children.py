@@ -43,9 +43,9 @@ def test_each_case_has_a_process_that_was_there_before(counters):
 
 def test_a_case_that_hangs_is_killed_and_keeps_its_rows(counters):
     start = time.monotonic()
-    answer = counters.run({"count": 5, "hang": 2}, seconds=3)
+    answer = counters.run({"count": 5, "hang": 2}, seconds=5)
     assert time.monotonic() - start < 60
-    assert numbers(answer) == [0, 1] and answer.failure == "no answer within 3 s"
+    assert numbers(answer) == [0, 1] and answer.failure == "no answer within 5 s"
     with pytest.raises(ProcessLookupError):
         os.kill(answer.rows[0]["process"], 0)
     assert numbers(counters.run({"count": 1}, seconds=60)) == [0]  # the next case is not its business
@@ -64,14 +64,15 @@ def test_no_process_stays_behind():
     assert children.last_line_of(" \n") == "it printed no error"
 
 
+@pytest.mark.slow
 def test_cases_side_by_side(tmp_path):
     """One that hangs is killed, and the others run; none begins after the time."""
     code = "import json, sys, time; case = json.loads(sys.stdin.readline()); open(case['file'], 'w').close();"
     command = [sys.executable, "-c", code + "time.sleep(case['seconds'])"]
     cases = [{"file": str(tmp_path / str(number)), "seconds": 1000 * (number == 1)} for number in range(4)]
     start = time.monotonic()
-    children.run_side_by_side(command, cases, seconds=3, processes=2)
-    assert len(list(tmp_path.iterdir())) == 4 and 3 <= time.monotonic() - start < 60
+    children.run_side_by_side(command, cases, seconds=10, processes=2)
+    assert len(list(tmp_path.iterdir())) == 4 and 10 <= time.monotonic() - start < 60
     children.run_side_by_side(command, [{"file": str(tmp_path / "late"), "seconds": 0}], seconds=0, processes=2)
     assert not (tmp_path / "late").exists()
 
