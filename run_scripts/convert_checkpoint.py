@@ -144,7 +144,7 @@ def format_of(place: Path, arguments: ConversionArguments) -> type[Checkpoint]:
     if not place.is_dir():
         return OriginalCheckpoint
     known = "; ".join(f"{' or '.join(item.patterns)} ({item.name})" for item in FORMATS)
-    names = ", ".join(first_of([path.name for path in paths])) or "no files"
+    names = first_of(path.name for path in paths) or "no files"
     raise FileNotFoundError(
         f"{arguments.weights} has no checkpoint of a known format: {known}. It has {names}; pass another folder."
     )

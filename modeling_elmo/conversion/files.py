@@ -27,6 +27,7 @@ HUB_REFERENCE = re.compile(r"hf://(?P<repo_id>[^/@]+/[^/@]+)(@(?P<revision>[^/]+
 # What the libraries for archives and HDF5 raise for damaged files, whose bytes may mean anything.
 PYTHON_ERRORS = (ArithmeticError, EOFError, LookupError, OSError, RuntimeError, TypeError, ValueError)
 DAMAGE = (*PYTHON_ERRORS, zipfile.BadZipFile, zlib.error)
+MOST_LISTED = 20  # names in an error
 
 
 @contextmanager
@@ -70,23 +71,21 @@ def files_in(folder: Path) -> list[Path]:
 def search(folder: Path, patterns: tuple[str, ...]) -> Path | None:
     """The only file for the first pattern that has any."""
     for pattern in patterns:
-        found = [path for path in files_in(folder) if fnmatchcase(path.name, pattern)]
-        if len(found) > 1:
-            names = first_of([path.relative_to(folder).as_posix() for path in found])
-            raise ValueError(f"{folder}: several files match {pattern}: {', '.join(names)}. Pass the path of one.")
-        if found:
-            return found[0]
+        paths = [path for path in files_in(folder) if fnmatchcase(path.name, pattern)]
+        if len(paths) > 1:
+            names = first_of(path.relative_to(folder).as_posix() for path in paths)
+            raise ValueError(f"{folder}: several files match {pattern}: {names}. Pass the path of one.")
+        if paths:
+            return paths[0]
     return None
 
 
 def find(reference: str | Path, patterns: tuple[str, ...], scratch: Path) -> Path:
     """The local, uncompressed file of a reference to a file, or to a folder or archive with the file."""
-    path = fetch(reference, scratch)
-    if path.is_dir():
-        found = search(path, patterns)
-        if found is None:
-            raise FileNotFoundError(f"{reference} has no file {' or '.join(patterns)}; pass the path of the file.")
-        path = found
+    place = fetch(reference, scratch)
+    path = search(place, patterns) if place.is_dir() else place
+    if path is None:
+        raise FileNotFoundError(f"{reference} has no file {' or '.join(patterns)}; pass the path of the file.")
     if path.suffix != ".gz":
         return path
     plain = Path(tempfile.mkdtemp(dir=scratch), path.stem)
@@ -95,16 +94,19 @@ def find(reference: str | Path, patterns: tuple[str, ...], scratch: Path) -> Pat
     return plain
 
 
-def first_of(items: list[str], most: int = 20) -> list[str]:
+def first_of(items: Iterable[str], separator: str = ", ") -> str:
     """The items that an error lists."""
-    return items if len(items) <= most else [*items[:most], f"and {len(items) - most} more"]
+    items = list(items)
+    if len(items) > MOST_LISTED:
+        items[MOST_LISTED:] = [f"and {len(items) - MOST_LISTED} more"]
+    return separator.join(items)
 
 
 def check_complete(missing: Iterable[str], source: str | Path):
     """Refuses a checkpoint without weights that would be random. A mix is new in a biLM; a softmax may be absent."""
     new = ("scalar_mix.", "softmax.")
     if absent := sorted(key for key in missing if not key.removeprefix("elmo.").startswith(new)):
-        raise ValueError(f"{source} lacks weights: {', '.join(first_of(absent))}. Convert or train it first.")
+        raise ValueError(f"{source} lacks weights: {first_of(absent)}. Convert or train it first.")
 
 
 def check_empty(output_dir: Path):
@@ -174,7 +176,7 @@ def read_arrays(path: Path) -> dict[str, Tensor]:
             if problem := _problem(dataset):
                 problems.append(f"{name} ({problem})")
         if problems:
-            raise ValueError(f"all arrays must be float32 and uncompressed; got {', '.join(first_of(problems))}")
+            raise ValueError(f"all arrays must be float32 and uncompressed; got {first_of(problems)}")
         arrays = {name: torch.as_tensor(dataset[()]) for name, dataset in datasets.items()}
     check_finite(arrays, path)
     return arrays
@@ -195,7 +197,7 @@ def _problem(array: Any) -> str | None:
 
 def check_finite(arrays: dict[str, Tensor], path: Path):
     if wrong := [name for name, array in arrays.items() if not array.isfinite().all()]:
-        raise ValueError(f"{path} has NaN or infinite values in {', '.join(first_of(wrong))}; pass another copy.")
+        raise ValueError(f"{path} has NaN or infinite values in {first_of(wrong)}; pass another copy.")
 
 
 def check_shapes(arrays: dict[str, Tensor], required: dict[str, Tensor], weights: Path, options: str | Path):
@@ -206,7 +208,8 @@ def check_shapes(arrays: dict[str, Tensor], required: dict[str, Tensor], weights
         if shape != expected:
             problems.append(f"{name}: the file has {shape}, the options require {expected}")
     if problems:
-        raise ValueError("\n  ".join([f"{weights} does not match {options}:", *first_of(problems)]))
+        lines = first_of(problems, separator="\n  ")
+        raise ValueError(f"{weights} does not match {options}:\n  {lines}")
 
 
 def write_arrays(arrays: dict[str, Tensor], path: Path):

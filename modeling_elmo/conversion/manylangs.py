@@ -32,8 +32,8 @@ def _swapped_gates(blocks: Tensor) -> Tensor:
 
 
 def _halves(rows: Tensor) -> tuple[Tensor, Tensor]:
-    transform, kept = rows.chunk(2)
-    return transform, -kept
+    transform, carry = rows.chunk(2)
+    return transform, -carry
 
 
 # Gate blocks i, f, g, o <-> ours i, f, o, g. The forget bias is part of the stored bias.
@@ -121,16 +121,18 @@ class ManyLangsCheckpoint(Checkpoint):
 
     @classmethod
     def find(cls, scratch: Path, weights: str | Path, architecture: str | Path | None = None) -> "ManyLangsCheckpoint":
+        encoder = PICKLES["encoder"]
         folder = files.fetch(weights, scratch)
-        if not (folder / PICKLES["encoder"]).is_file():  # else another checkpoint may be in a folder below
-            folder = files.find(folder, (PICKLES["encoder"],), scratch).parent
+        if not (folder / encoder).is_file():  # else another checkpoint may be in a folder below
+            folder = files.find(folder, (encoder,), scratch).parent
         config = files.read_json_object(folder / CONFIG, CONFIG) if (folder / CONFIG).is_file() else {}
         path = files.find(architecture, ("*.json",), scratch) if architecture else folder / architecture_name(config)
+        described = SHIPPED_ARCHITECTURE
+        source = f"the shipped {path.name}"
         if path.is_file():
-            described, source = files.read_json_object(path, "architecture file"), str(path)
-        elif path.name in SHIPPED_FILES:
-            described, source = SHIPPED_ARCHITECTURE, f"the shipped {path.name}"
-        else:
+            described = files.read_json_object(path, "architecture file")
+            source = str(path)
+        elif path.name not in SHIPPED_FILES:
             raise FileNotFoundError(f"{folder} has no {CONFIG} that names an architecture; pass it (`--architecture`).")
         config["config_path"] = "architecture.json" if path.name == CONFIG else path.name
         return cls(folder, {"architecture": described, "config": config}, source)
@@ -346,11 +348,12 @@ def read_pickle(path: Path) -> dict[str, Tensor]:
         except damage as error:  # whose message advises to run the code in the file
             raise ValueError(f"{path} is damaged, or contains more than tensors. Pass another copy.") from error
     arrays = content if isinstance(content, dict) else {type(content).__name__: content}
-    if wrong := [f"{name!s:.80}" for name, array in arrays.items() if not _is_float32(array)]:
-        raise ValueError(f"{path} must have dense float32 tensors by name, not {', '.join(files.first_of(wrong))}.")
+    wrong = []
+    for name, array in arrays.items():
+        is_dense = isinstance(array, Tensor) and array.layout == torch.strided
+        if not is_dense or array.dtype != torch.float32:
+            wrong.append(f"{name!s:.80}")
+    if wrong:
+        raise ValueError(f"{path} must have dense float32 tensors by name, not {files.first_of(wrong)}.")
     files.check_finite(arrays, path)
     return arrays
-
-
-def _is_float32(array: Any) -> bool:
-    return isinstance(array, Tensor) and array.layout == torch.strided and array.dtype == torch.float32

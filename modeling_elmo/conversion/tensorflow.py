@@ -92,29 +92,35 @@ class TensorFlowCheckpoint(OriginalCheckpoint):
             convert_accumulators(self, folder)
 
 
-def read_variables(found: TensorFlowCheckpoint, slot: str = "") -> dict[str, Tensor]:
+def read_variables(checkpoint: TensorFlowCheckpoint, slot: str = "") -> dict[str, Tensor]:
     """The variables of the language model, or their slots, by the names of `KEYS`."""
-    _, entries = read_index(found.weights)
-    # The slots of an optimizer stand below their variable.
-    names = [name for name in entries if name.startswith("lm/") and str(PurePosixPath(name).parent) not in entries]
-    if not names:
-        raise ValueError(
-            f"{found.weights} has no variables lm/..., but {', '.join(files.first_of(list(entries)))}; pass another."
-        )
-    if missing := [name + slot for name in names if name + slot not in entries]:
-        raise ValueError(f"{found.weights} has no {', '.join(files.first_of(missing))}; omit --optimizer_state.")
-    if wrong := [name for name in names if entries[name + slot].dtype != FLOAT32]:
-        raise ValueError(f"{found.weights} must have float32 variables, but {', '.join(wrong)} are of another type.")
-    chosen = {original_name(name): (name + slot, entries[name + slot]) for name in names}
-    return {original: read_tensor(found.shards[entry.shard], name, entry) for original, (name, entry) in chosen.items()}
+    index = checkpoint.weights
+    _, entries = read_index(index)
+    variables = {}  # by their entries
+    for name in entries:
+        is_slot = str(PurePosixPath(name).parent) in entries  # the slots of an optimizer stand below their variable
+        if name.startswith("lm/") and not is_slot:
+            variables[name + slot] = name
+    if not variables:
+        raise ValueError(f"{index} has no variables lm/..., but {files.first_of(entries)}; pass another.")
+    if missing := [name for name in variables if name not in entries]:
+        raise ValueError(f"{index} has no {files.first_of(missing)}; omit --optimizer_state.")
+    if wrong := [variable for name, variable in variables.items() if entries[name].dtype != FLOAT32]:
+        raise ValueError(f"{index} must have float32 variables, but {', '.join(wrong)} are of another type.")
+    arrays = {}
+    for name, variable in variables.items():
+        entry = entries[name]
+        arrays[original_name(variable)] = read_tensor(checkpoint.shards[entry.shard], name, entry)
+    return arrays
 
 
-def convert_accumulators(found: TensorFlowCheckpoint, folder: Path):
+def convert_accumulators(checkpoint: TensorFlowCheckpoint, folder: Path):
     """Writes Adagrad's accumulators, which have the shapes of the variables and the same layout."""
     with torch.device("meta"):
         model = ELMoForPreTraining(ELMoConfig.from_pretrained(folder))
-    parameters, record = dict(model.named_parameters()), read_original_record(folder, model.config)
-    accumulators = from_original(read_variables(found, SLOT), parameters, record, KEYS)
+    parameters = dict(model.named_parameters())
+    record = read_original_record(folder, model.config)
+    accumulators = from_original(read_variables(checkpoint, SLOT), parameters, record, KEYS)
     names = {name.removeprefix("elmo."): name for name in parameters}
     for _, key in keys_of(names, record, KEYS):
         if key.transform is ZERO_ROW:
@@ -134,16 +140,20 @@ def find_prefix(place: Path, step: int | None) -> Path:
     """The checkpoint of a step, or the one that the file `checkpoint` names, or the only one, without suffixes."""
     if not place.is_dir():
         raise ValueError(f"{place} is one file; pass the folder of the checkpoint, and --step if it has several.")
-    found = sorted({Path(SUFFIX.sub("", str(path))) for path in files.files_in(place) if SUFFIX.search(path.name)})
-    chosen, wanted = found, "to choose from, without a file `checkpoint`"
+    paths = [path for path in files.files_in(place) if SUFFIX.search(path.name)]
+    prefixes = sorted({path.with_name(SUFFIX.sub("", path.name)) for path in paths})
+    chosen = prefixes
+    needed = "to choose from, without a file `checkpoint`"
     if step is not None:
-        chosen, wanted = [prefix for prefix in found if prefix.name.endswith(f"-{step}")], f"of step {step}"
+        needed = f"of step {step}"
+        chosen = [prefix for prefix in prefixes if prefix.name.endswith(f"-{step}")]
     elif state := files.search(place, ("checkpoint",)):
         newest = NEWEST.search(state.read_text(encoding="utf-8", errors="replace"))
         # The path may be of another machine, of any system.
         name = PureWindowsPath(newest[1]).name if newest else "a line model_checkpoint_path"
-        chosen, wanted = [prefix for prefix in found if prefix == state.with_name(name)], f"{name}, as {state} says"
+        needed = f"{name}, as {state} says"
+        chosen = [prefix for prefix in prefixes if prefix == state.with_name(name)]
     if len(chosen) != 1:
-        names = ", ".join(files.first_of([prefix.relative_to(place).as_posix() for prefix in found]))
-        raise ValueError(f"{place} has the checkpoints {names}, of which {len(chosen)} are {wanted}; pass --step.")
+        names = files.first_of(prefix.relative_to(place).as_posix() for prefix in prefixes)
+        raise ValueError(f"{place} has the checkpoints {names}, of which {len(chosen)} are {needed}; pass --step.")
     return chosen[0]
