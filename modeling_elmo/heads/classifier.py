@@ -139,7 +139,9 @@ class ESIMClassifier(TextPairClassifier):
         projected_MH = fast_linear(self.projection, enhanced).relu()
         projected_MH = self.sequence_dropout(projected_MH, texts.text_N)
         composed_MH = self.composition(projected_MH, texts)
-        pooled_SP = torch.cat([texts.mean(composed_MH), texts.max(composed_MH)], 1)
+        mean_SH = texts.mean(composed_MH)
+        greatest_SH = texts.max(composed_MH)
+        pooled_SP = torch.cat([mean_SH, greatest_SH], 1)
         joint_BJ = self.dropout(both_texts(pooled_SP, rows))
         joint_BJ = fast_linear(self.joint, joint_BJ).tanh()
         return self.output(self.dropout(joint_BJ))
@@ -244,7 +246,8 @@ class ELMoForSequenceClassification(ELMoTaskModel):
             count = is_known.sum().clamp(min=1)
             return self.loss_function(labels, logits, self.config, num_items_in_batch=count) + self.penalty()
         is_number = is_row and self.num_labels == 1
-        check_shape("labels", labels, (len(logits),) if is_number else tuple(logits.shape))
+        needed = (len(logits),) if is_number else tuple(logits.shape)
+        check_shape("labels", labels, needed)
         if not labels.is_floating_point():
             labels = labels.to(logits.dtype)
         return self.loss_function(labels, logits, self.config) + self.penalty()
@@ -255,7 +258,8 @@ class ELMoForSequenceClassification(ELMoTaskModel):
         If all rows have a single text, each is there once.
         """
         second_BT = torch.zeros_like(mask_BT) if token_type_ids is None else is_second(token_type_ids, mask_BT)
-        single_B = ~second_BT.any(1) | (second_BT | ~mask_BT).all(1)
+        has_first_B = (mask_BT & ~second_BT).any(1)
+        single_B = ~(has_first_B & second_BT.any(1))
         alone_B = single_B & mask_BT.any(1)  # a row of padding has no text
         if alone_B.any() and self.config.classifier == "esim":
             row = int(alone_B.nonzero()[0])

@@ -71,7 +71,8 @@ class ELMoCoreferencePipeline(ChunkPipeline):
 
     def __call__(self, inputs: Any, **options: Any) -> Any:
         options["batch_size"] = 1  # whatever was asked for: the sentences of a document are a batch
-        are_several = isinstance(inputs, (Iterable, Dataset)) and not isinstance(inputs, (str, list, tuple, Mapping))
+        is_one = isinstance(inputs, (str, list, tuple, Mapping))
+        are_several = isinstance(inputs, (Iterable, Dataset)) and not is_one
         documents = readable(inputs) if are_several else {"document": inputs}
         if documents == []:
             return []
@@ -84,7 +85,8 @@ class ELMoCoreferencePipeline(ChunkPipeline):
         genre = options.get("genre")
         genres = self._genres()
         if genre is not None and genre not in genres:
-            raise ValueError(f"`genre` is {genre!r}; this model knows {', '.join(genres) or 'no genres'}.")
+            known = ", ".join(genres) or "no genres"
+            raise ValueError(f"`genre` is {genre!r}; this model knows {known}.")
         for_clusters = {}
         if "singletons" in options:
             for_clusters["singletons"] = options.pop("singletons")

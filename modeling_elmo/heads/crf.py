@@ -134,14 +134,15 @@ def decode_labels(log_probs_BTK: Tensor, mask_BT: Tensor, names: tuple[str, ...]
         ValueError: the names are no BIO scheme, or not one for each label.
     """
     check_bio(names)
-    if log_probs_BTK.shape[-1] != len(names):
-        raise ValueError(f"There are log-probabilities of {log_probs_BTK.shape[-1]} labels, but {len(names)} names.")
+    num_labels = log_probs_BTK.shape[-1]
+    if num_labels != len(names):
+        raise ValueError(f"There are log-probabilities of {num_labels} labels, but {len(names)} names.")
     texts = rows_as_texts(mask_BT)
     log_probs_NK = texts.pack(unpad(log_probs_BTK, mask_BT))
     wide = torch.promote_types(log_probs_NK.dtype, torch.float32)
     possible_NK = log_probs_NK.to(wide).clamp(min=IMPOSSIBLE)  # forbidden labels must stay worse
-    zeros_K = possible_NK.new_zeros(len(names))
-    zeros_KK = possible_NK.new_zeros(len(names), len(names))
+    zeros_K = possible_NK.new_zeros(num_labels)
+    zeros_KK = possible_NK.new_zeros(num_labels, num_labels)
     scores_NS, table_SS = _chain(possible_NK, (zeros_K, zeros_KK, zeros_K), bio_constraints(names))
     return _best_labels(scores_NS, table_SS, texts, mask_BT)
 
@@ -149,7 +150,8 @@ def decode_labels(log_probs_BTK: Tensor, mask_BT: Tensor, names: tuple[str, ...]
 def check_bio(names: tuple[str, ...]):
     """Raises an error unless all names are `"O"`, `"B-X"`, or `"I-X"` with a `"B-X"`."""
     for name in names:
-        is_alone = name.startswith("I-") and f"B-{name[2:]}" not in names
+        begin = f"B-{name[2:]}"
+        is_alone = name.startswith("I-") and begin not in names
         if is_alone or not re.fullmatch("O|[BI]-.+", name):
             raise ValueError(
                 f"The label {name!r} is not BIO. Name labels 'O', 'B-X', or 'I-X' with a 'B-X': "
@@ -169,9 +171,8 @@ def tags_that_are_not_bio(tags: Iterable[str]) -> str:
         return ""
     others = [repr(tag) for tag in tags if not re.fullmatch("(?s)O|[BI]-.+", tag)]
     shown = ", ".join(others[:SHOWN_TAGS])
-    if len(others) > SHOWN_TAGS:
-        shown += f" and {len(others) - SHOWN_TAGS} more"
-    return shown
+    rest = len(others) - SHOWN_TAGS
+    return f"{shown} and {rest} more" if rest > 0 else shown
 
 
 def _log_sum(scores: Tensor, dim: int) -> Tensor:

@@ -8,7 +8,7 @@ Shape suffixes: T positions of a window; K answers.
 
 import math
 from collections.abc import Iterable, Iterator, Sequence
-from itertools import repeat, zip_longest
+from itertools import zip_longest
 from typing import Any
 
 import torch
@@ -131,7 +131,9 @@ def _examples(question: Any, context: Any) -> dict[str, Any] | list[dict[str, An
         return {"question": question, "context": context}
     if isinstance(question, str) or not isinstance(question, Iterable) or not isinstance(context, Iterable):
         raise ValueError(WAYS_TO_ASK)
-    pairs = zip(question, repeat(context)) if isinstance(context, str) else zip_longest(question, context)
+    if isinstance(context, str):
+        return [{"question": text, "context": context} for text in question]
+    pairs = zip_longest(question, context)
     return [{"question": text, "context": context} for text, context in pairs]
 
 
@@ -153,11 +155,13 @@ def best_answers(
     best: dict[tuple[int, int], float] = {}  # score of each span of characters
     none = 0.0
     for start_T, end_T, offsets in windows:
-        check_numbers(torch.stack([start_T, end_T]))
+        logits_2T = torch.stack([start_T, end_T])
+        check_numbers(logits_2T)
         is_context_T = torch.tensor([characters is not None for characters in offsets])
-        scores_TT, none_here = _span_scores(start_T, end_T, is_context_T, max_length)
+        scores_TT, none_here = _span_scores(logits_2T, is_context_T, max_length)
         none = min(none, none_here)
-        scores_K, places_K = scores_TT.flatten().topk(min(count, scores_TT.numel()))
+        most = min(count, scores_TT.numel())
+        scores_K, places_K = scores_TT.flatten().topk(most)
         for score, place in zip(scores_K.tolist(), places_K.tolist(), strict=True):
             if score > -torch.inf:
                 first, last = divmod(place, len(offsets))
@@ -168,12 +172,11 @@ def best_answers(
     return answers[:count], none
 
 
-def _span_scores(start_T: Tensor, end_T: Tensor, is_context_T: Tensor, max_length: int) -> tuple[Tensor, float]:
+def _span_scores(logits_2T: Tensor, is_context_T: Tensor, max_length: int) -> tuple[Tensor, float]:
     """Log-probabilities of all spans of the context, by first and last word, and of "no answer", the first token."""
     is_outside_T = ~is_context_T
     is_outside_T[0] = False
-    start_T = start_T.float().masked_fill(is_outside_T, -torch.inf).log_softmax(0)
-    end_T = end_T.float().masked_fill(is_outside_T, -torch.inf).log_softmax(0)
+    start_T, end_T = logits_2T.float().masked_fill(is_outside_T, -torch.inf).log_softmax(1)
     is_span_TT = is_context_T[:, None] & is_context_T
     is_span_TT = is_span_TT.triu().tril(max_length - 1)  # the first word before the last, and near
     scores_TT = start_T[:, None] + end_T

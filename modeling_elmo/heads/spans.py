@@ -97,9 +97,9 @@ class SpanRanker(nn.Module):
         self.distances = nn.Embedding(len(DISTANCES) + 1, FEATURE_SIZE)
         self.same_speaker = nn.Embedding(2, FEATURE_SIZE) if config.use_speakers else None
         self.genres = nn.Embedding(config.num_genres, FEATURE_SIZE) if config.num_genres else None
-        features = 1 + bool(config.use_speakers) + bool(config.num_genres)
+        feature_size = FEATURE_SIZE * (1 + bool(config.use_speakers) + bool(config.num_genres))
         self.mention_scorer = SplitScorer(parts, SCORER_SIZE, dropout)
-        self.pair_scorer = SplitScorer([size, size, size, features * FEATURE_SIZE], SCORER_SIZE, dropout)
+        self.pair_scorer = SplitScorer([size, size, size, feature_size], SCORER_SIZE, dropout)
         self.dropout = nn.Dropout(dropout)
 
     def initialize_parameters(self):
@@ -240,7 +240,8 @@ def candidate_spans(sentences_W: Tensor, max_width: int) -> tuple[Tensor, Tensor
 def attended_words(values_WX: Tensor, scores_W: Tensor, first_N: Tensor, last_N: Tensor, max_width: int) -> Tensor:
     """The sum of each span's words, weighted by a softmax of their scores: `(N, X)`."""
     last_N1 = last_N[:, None]
-    words_NO = first_N[:, None] + torch.arange(max_width, device=first_N.device)
+    offsets_O = torch.arange(max_width, device=first_N.device)
+    words_NO = first_N[:, None] + offsets_O
     is_inside_NO = words_NO <= last_N1
     words_NO = torch.minimum(words_NO, last_N1)
     weights_NO = masked_softmax(scores_W[words_NO], is_inside_NO, 1).to(values_WX.dtype)
@@ -264,9 +265,9 @@ def best_spans(scores_N: Tensor, first_N: Tensor, last_N: Tensor, count: int) ->
             break
         first = firsts[span]
         last = lasts[span]
-        crosses_end = max(latest[first + 1 : last + 1], default=-1) > last
-        crosses_begin = min(earliest[first:last], default=words) < first
-        if not crosses_end and not crosses_begin:
+        latest_inside = max(latest[first + 1 : last + 1], default=-1)
+        earliest_inside = min(earliest[first:last], default=words)
+        if latest_inside <= last and earliest_inside >= first:
             chosen.append(span)
             latest[first] = max(latest[first], last)
             earliest[last] = min(earliest[last], first)

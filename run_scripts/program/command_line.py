@@ -35,12 +35,10 @@ OUR_PACKAGES = ("modeling_elmo", "transformers_modules", "__main__")  # the seco
 MOST_CHOICES = 10  # shown in the help; Trainer's --optim has 42
 # Options of all programs that name what they replace, and what they read.
 OUTPUT_OPTIONS = ("output", "output_dir", "page")
-INPUT_OPTIONS = (
-    *("train_file", "validation_file", "test_file", "input", "text", "text_file", "pairs", "dataset"),
-    "vocabulary_file",
-    *("model", "model_name_or_path", "tokenizer_name", "ensemble", "vectors", "word_vectors", "sense_inventory"),
-    *("plan", "data_statement", "citation"),
-)
+INPUT_OPTIONS = """
+    train_file validation_file test_file input text text_file pairs dataset vocabulary_file model model_name_or_path
+    tokenizer_name ensemble vectors word_vectors sense_inventory plan data_statement citation
+"""
 # Other JSON files of a folder that is read are results.
 JSON_OF_MODELS = ("config.json", "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json")
 TRAINER_OPTIONS = "options of transformers' Trainer"
@@ -269,7 +267,7 @@ def refuse_replaced_inputs(options: Mapping[str, Any]):
 
 def _inputs_of(options: Mapping[str, Any]) -> Iterator[str]:
     """The paths and patterns of all options that name what a program reads."""
-    for name in INPUT_OPTIONS:
+    for name in INPUT_OPTIONS.split():
         value = options.get(name) or []
         yield from [value] if isinstance(value, str) else value
 

@@ -240,13 +240,14 @@ def _classified_split(source: Source, split: str, arguments: ClassificationArgum
     elif isinstance(first[columns["label"]], list):
         kind = "list"
         features["label"] = [Value("string")]
-    names = source.class_names(columns["label"])
+    label_column = columns["label"]
+    names = source.class_names(label_column)
     dropped = arguments.drop_labels
 
     def convert(location: str, row: Mapping[str, Any]) -> dict[str, Any]:
-        cells: dict[str, Any] = dict(_checked_texts(location, row, columns))
-        cells["label"] = _checked_label(location, columns["label"], row.get(columns["label"]), kind, names, dropped)
-        return cells
+        texts = _checked_texts(location, row, columns)
+        label = row.get(label_column)
+        return {**texts, "label": _checked_label(location, label_column, label, kind, names, dropped)}
 
     return source.convert(convert, Features(features), split)
 
@@ -322,13 +323,14 @@ def _without_labels(splits: DatasetDict, dropped: list[str]) -> DatasetDict:
         labels = [label] if isinstance(label, str) else label
         return set(dropped).isdisjoint(labels)
 
+    given = f"--drop_labels {' '.join(dropped)}"
     remaining = splits.filter(has_none, input_columns="label")
     for split, data in splits.items():
         count = len(remaining[split])
         left_out = len(data) - count
         print(f"{split}: {left_out:,} of {len(data):,} samples have a dropped label")
         if not count:
-            raise ValueError(f"--drop_labels {' '.join(dropped)} leaves no sample of {split!r}; pass data with labels.")
+            raise ValueError(f"{given} leaves no sample of {split!r}; pass data with labels.")
     if remaining.num_rows == splits.num_rows:
-        raise ValueError(f"--drop_labels {' '.join(dropped)}: no sample has such a label; leave it out.")
+        raise ValueError(f"{given}: no sample has such a label; leave it out.")
     return remaining

@@ -126,7 +126,8 @@ class Coreference(Task):
         for split, documents in data.items():
             name, count = Counter(documents["document"]).most_common(1)[0]
             if count > 1:
-                raise ValueError(f"{sources[split].name}: {count} documents have the name {name!r}; give each its own.")
+                source = sources[split].name
+                raise ValueError(f"{source}: {count} documents have the name {name!r}; give each its own.")
         return data
 
     def prepare(self, data: DatasetDict):
@@ -248,7 +249,8 @@ class DocumentCollator(TrainerCallback):
             if name in row:
                 batch[name] = scattered(np.asarray(row[name][inside]), mask_BT)
         if self.store is not None:
-            batch["elmo_hidden_states"] = scattered(self.store[row["text_number"]][inside], mask_BT).transpose(1, 2)
+            layers = self.store[row["text_number"]][inside]
+            batch["elmo_hidden_states"] = scattered(layers, mask_BT).transpose(1, 2)
         if "genre_ids" in row:
             batch["genre_ids"] = torch.tensor(row["genre_ids"])
         mentions_M4 = np.array(row["mentions"], dtype=np.int64).reshape(-1, 4)

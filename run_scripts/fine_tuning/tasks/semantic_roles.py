@@ -297,7 +297,8 @@ def role_rows(path: Path, roles_format: str | None = None) -> Iterator[LocatedRo
 
     def has_word(numbered: tuple[int, str, list[str]]) -> bool:
         _, line, _ = numbered
-        return bool(line.strip(" \t")) and not (name == "conll2012" and line.startswith("#"))
+        is_comment = name == "conll2012" and line.startswith("#")
+        return bool(line.strip(" \t")) and not is_comment
 
     for are_words, block in groupby(column_lines(path), key=has_word):
         if not are_words:
@@ -343,7 +344,8 @@ def _sentence_row(locations: list[str], rows: list[list[str]], layout: Layout) -
                 f"its sentence, which a blank line ends: {row!r:.80}. {OTHER_FORMAT}"
             )
         index = number if layout.position is None else row[layout.position]
-        check_cell(str(index) == str(number), location, "index of the word", index, f"{number}, as in its sentence")
+        needed = f"{number}, as in its sentence"
+        check_cell(str(index) == str(number), location, "index of the word", index, needed)
     columns = list(zip(*rows, strict=True))
     tags = []
     for column, number in enumerate(predicates, layout.roles):
@@ -415,7 +417,8 @@ def checked_row(location: Location, row: Mapping[str, Any]) -> dict[str, Any]:
     for name in STRINGS:
         for entry in checked[name]:
             fits = isinstance(entry, str) and (name != "predicate_kind" or entry in ("", *KINDS))
-            check_cell(fits, where, name, entry, f"a string, for a kind one of {', '.join(KINDS)}, or ''")
+            needed = f"a string, for a kind one of {', '.join(KINDS)}, or ''"
+            check_cell(fits, where, name, entry, needed)
     for index, tags in zip(indexes, checked["predicate_tags"], strict=True):
         _check_predicate(where, len(tokens), index, tags)
     return checked
@@ -459,7 +462,8 @@ def role_scores(
     gold_arguments = _numbered(gold, role_arguments)
     scores = argument_rates(predicted_arguments, gold_arguments)
     del scores["number"]
-    scores["span_f1"] = argument_rates(_numbered(predicted, role_spans), _numbered(gold, role_spans))["f1"]
+    span_rates = argument_rates(_numbered(predicted, role_spans), _numbered(gold, role_spans))
+    scores["span_f1"] = span_rates["f1"]
 
     def role_of(argument: tuple[int, Any]) -> str:
         return argument[1][0]

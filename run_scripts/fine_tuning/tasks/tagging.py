@@ -141,7 +141,8 @@ class Tagging(Task):
 
     def _predicted(self, output: SplitOutput) -> Iterator[list[str]]:
         for numbers, words in zip(output.logits.argmax(-1), output.examples["tokens"], strict=True):
-            yield [self.labels[number] for number in numbers[1 : len(words) + 1]]
+            of_words = numbers[1 : len(words) + 1]
+            yield list(map(self.labels.__getitem__, of_words))
 
 
 def _tagged_split(source: Source, split: str, arguments: TaggingDataArguments) -> Dataset:
