@@ -382,6 +382,7 @@ def as_batch(text, text_pair, is_split_into_words: bool) -> tuple[list[Sequence]
     is_batched = isinstance(text, (list, tuple))
     if is_split_into_words:
         is_batched = is_batched and len(text) > 0 and isinstance(text[0], (list, tuple))
+    batch: list[Sequence]
     if not is_batched:
         batch = [(text,) if text_pair is None else (text, text_pair)]
     elif text_pair is None:
@@ -442,7 +443,8 @@ def checked_max_length(
 
 
 def _check_integer(name: str, value: Any, most: float):
-    if not isinstance(value, Integral) or not 0 <= value <= most:
+    is_integer = isinstance(value, Integral)
+    if not is_integer or not 0 <= value <= most:
         raise ValueError(f"`{name}` is {value!r}; pass an integer from 0 to {most}.")
 
 

@@ -206,8 +206,10 @@ def _with_predicates(sentences: Iterable[Any], predicates: Iterable[Any]) -> Ite
 
 def _checked_predicates(predicates: Any, num_words: int) -> list[int]:
     words: list[int] = []
-    for word in predicates if isinstance(predicates, (list, tuple)) else [None]:
-        if not isinstance(word, Integral) or not 0 <= word < num_words or word in words:
+    given: Any = predicates if isinstance(predicates, (list, tuple)) else [None]
+    for word in given:
+        is_integer = isinstance(word, Integral)
+        if not is_integer or not 0 <= word < num_words or word in words:
             needed = f"a list of different words, 0 to {num_words - 1}"
             raise ValueError(f"`predicates` are {predicates!r:.80}; pass {needed}.")
         words.append(int(word))

@@ -4,7 +4,7 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from copy import copy
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 import torch
@@ -30,6 +30,9 @@ class SplitOutput(NamedTuple):
     labels: Any  # of the same shapes as the model's labels
     examples: Dataset  # as they were read
     rows: Dataset  # their encodings, in the order of the logits; `example_number` is the index of a row's example
+
+
+AnyTask = TypeVar("AnyTask", bound="Task")
 
 
 class Task(ABC):
@@ -60,7 +63,7 @@ class Task(ABC):
         self.data = take_samples(data, arguments)  # of `train`, `validation` and `test` those that were given
 
     @classmethod
-    def read(cls, arguments: Any) -> "Task":
+    def read(cls: type[AnyTask], arguments: Any) -> AnyTask:
         """The task with the data that its options name, which are read and checked here."""
         return cls(arguments, cls.read_data(arguments))
 

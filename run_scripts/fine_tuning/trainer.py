@@ -111,13 +111,11 @@ class TaskTrainingArguments(TrainingArguments):
         self.bf16 = wants_bf16 and (not self.use_cpu or computes_bfloat16("cpu", "--bf16"))  # for the record, too
         if self.tf32 is None and not self.use_cpu and is_torch_tf32_available():
             self.tf32 = True
-        metric = self.metric_for_best_model
-        is_greater = self.greater_is_better
+        given = {name: getattr(self, name) for name in ("metric_for_best_model", "greater_is_better")}
         super().__post_init__()
         if wants_bf16 and not self.bf16:
             self.mixed_precision = "no"  # super has read the launcher's
-        self.metric_for_best_model = metric  # which Trainer replaces by the loss; `for_trainer` knows the metric
-        self.greater_is_better = is_greater
+        self.__dict__.update(given)  # which Trainer replaces by the loss; `for_trainer` knows the metric
         check_processes(self.world_size)
 
     def for_trainer(self, metric: str, has_validation: bool) -> "TaskTrainingArguments":
