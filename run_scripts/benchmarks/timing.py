@@ -88,12 +88,14 @@ def output_error(implementation: Implementation) -> float | None:
     return errors[worst]
 
 
-def relative_rms(found: Tensor, expected: Tensor) -> float:
+def relative_rms(output: Tensor, expected: Tensor) -> float:
     """Returns infinity if the shapes differ or a value is not a number."""
-    if found.shape != expected.shape:
+    if output.shape != expected.shape:
         return math.inf
-    found, expected = found.float(), expected.float()
-    error = ((found - expected).norm() / expected.norm().clamp(min=torch.finfo(expected.dtype).tiny)).item()
+    expected = expected.float()
+    difference = output.float() - expected
+    size = expected.norm().clamp(min=torch.finfo(torch.float32).tiny)
+    error = (difference.norm() / size).item()
     return math.inf if math.isnan(error) else error
 
 

@@ -56,7 +56,11 @@ class CardArguments:
 
 def write_card_facts(folder: Path, arguments: CardArguments) -> bool:
     """Adds the given options to `results/card.json` and keeps the earlier ones. Returns whether any was given."""
-    given = {item.name: value for item in fields(CardArguments) if (value := getattr(arguments, item.name))}
+    given = {}
+    for item in fields(CardArguments):
+        value = getattr(arguments, item.name)
+        if value:
+            given[item.name] = value
     for name in ("data_statement", "citation"):
         if name in given:
             given[name] = Path(given[name]).read_text(encoding="utf-8").strip()
@@ -84,7 +88,8 @@ def write_card(folder: Path, name: str, template: str, metadata: CardValues, val
     The Hub gets `metadata` beside the stated facts, and the template `values` beside `name` and `facts`.
     """
     facts = read_result(folder, "card")
-    values["examples"] = facts.get("example") or EXAMPLES.get((facts.get("language") or ["en"])[0], EXAMPLES["en"])
+    language, *_ = facts.get("language") or ["en"]
+    values["examples"] = facts.get("example") or EXAMPLES.get(language, EXAMPLES["en"])
     data = ModelCardData(
         language=facts.get("language"),
         license=facts.get("license"),
@@ -93,9 +98,11 @@ def write_card(folder: Path, name: str, template: str, metadata: CardValues, val
         model_name=name if metadata.get("eval_results") else None,
         **metadata,
     )
-    text = card_templates().get_template(template).render(metadata=data.to_yaml(), name=name, facts=facts, **values)
-    ModelCard(text).save(folder / "README.md")
-    return folder / "README.md"
+    page = card_templates().get_template(template)
+    text = page.render(metadata=data.to_yaml(), name=name, facts=facts, **values)
+    path = folder / "README.md"
+    ModelCard(text).save(path)
+    return path
 
 
 class MissingKey(StrictUndefined):

@@ -196,9 +196,10 @@ def verify(folder: Path, arguments: PushArguments) -> str:
 
 def largest_difference(here: torch.Tensor, there: torch.Tensor) -> float:
     """In units of the root mean square, without scores that mean "never" on both sides; infinite for NaN."""
-    differing = ~((here <= -1e3) & (there <= -1e3))
+    is_never = (here <= -1e3) & (there <= -1e3)
     scale = here[here > -1e3].square().mean().sqrt().clamp(min=1e-6)
-    return max(((here - there)[differing].abs() / scale).nan_to_num(nan=torch.inf).tolist(), default=0.0)
+    differences = (here - there)[~is_never].abs() / scale
+    return max(differences.nan_to_num(nan=torch.inf).tolist(), default=0.0)
 
 
 def missing_facts(folder: Path) -> list[str]:

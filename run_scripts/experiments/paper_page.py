@@ -55,6 +55,7 @@ EXPLANATION_OF_CLAIMS = (
 
 PlanEntry = JsonObject
 PlanEntries = Sequence[PlanEntry]
+BySeed = dict[int, Any]  # values of the runs of an arm
 
 
 def paper_page(plan: PlanEntries, output: Path, others: Sequence[Path] = ()) -> str:
@@ -162,7 +163,7 @@ def by_seed(records: RunRecords | None, arm: str, value: Callable[[RunRecord], A
     return {record["seed"]: value(record) for record in records or [] if record["arm"] == arm}
 
 
-def of_shared_seeds(before: dict[int, Any], after: dict[int, Any]) -> tuple[list[Any], list[Any]]:
+def of_shared_seeds(before: BySeed, after: BySeed) -> tuple[list[Any], list[Any]]:
     """The values of two arms for the seeds that both have."""
     seeds = sorted(before.keys() & after.keys())
     values = [before[seed] for seed in seeds]
@@ -206,7 +207,7 @@ def gains_table(entries: PlanEntries, others: Sequence[Path]) -> str:
     return table_if_rows(header, rows)
 
 
-def gain_cells(baseline: dict[int, float], records: RunRecords | None, metric: str, runs: int) -> list[str]:
+def gain_cells(baseline: BySeed, records: RunRecords | None, metric: str, runs: int) -> list[str]:
     """The scores with ELMo, with their number if it is not `runs`, and the share of the errors that is gone."""
     scores = by_seed(records, "elmo")
     cell = score_cell(scores.values(), metric)
@@ -279,7 +280,8 @@ def neighbors_list(entry: PlanEntry) -> str:
     if "word_vectors" in answer:
         (word, _), *others = answer["word_vectors"]
         names, cosines = zip(*others, strict=True)
-        rows.append([f"{word}, without a context", f"{cosines[0]:.2f} to {cosines[-1]:.2f}", ", ".join(names)])
+        extremes = f"{cosines[0]:.2f} to {cosines[-1]:.2f}"
+        rows.append([f"{word}, without a context", extremes, ", ".join(names)])
     for query in answer["queries"]:
         title = query["use"]
         for cosine, use in query["neighbors"]:
@@ -310,7 +312,7 @@ class Gain(NamedTuple):
     seeds: int
 
 
-def gain(before: dict[int, float], after: dict[int, float]) -> Gain | None:
+def gain(before: BySeed, after: BySeed) -> Gain | None:
     """What the second arm adds to the first; `None` if no seed has both."""
     scores, other_scores = of_shared_seeds(before, after)
     seeds = len(scores)

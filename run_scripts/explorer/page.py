@@ -197,39 +197,39 @@ def uses_of(opened: OpenModel, text: str, word: str | None, layer: int | None, c
         if not word or layer is None:
             raise ValueError("No word or no layer is chosen. Click a word, and choose a layer.")
         lines = readings.layer_cosines(opened, text, word)
-        found = readings.similar_uses(opened, text, word, layer, corpus)
+        similar = readings.similar_uses(opened, text, word, layer, corpus)
     except (ValueError, ImportError) as error:
         return [note(str(error)), "", *use_map(None)]
-    rows = [{"cosine": cosine, "nearest in other sentences": found.uses[near]} for near, cosine in found.nearest]
+    rows = [{"cosine": cosine, "nearest in other sentences": similar.uses[near]} for near, cosine in similar.nearest]
     nearest = "in one sentence"
     table = ""
     if rows:
         nearest = f"the nearest in another sentence has the cosine {rows[0]['cosine']:.2f}"
         table = shaded_table(rows, ["cosine"], "{:.2f}")
-    summary = note(f"Uses of the word: {len(found.uses)}; {nearest}.")
-    return [summary + cosine_lines(opened.layers, lines, names, word), table, *use_map(found)]
+    summary = note(f"Uses of the word: {len(similar.uses)}; {nearest}.")
+    return [summary + cosine_lines(opened.layers, lines, names, word), table, *use_map(similar)]
 
 
-def use_map(found: SimilarUses | None) -> tuple[gr.ScatterPlot, str]:
+def use_map(similar: SimilarUses | None) -> tuple[gr.ScatterPlot, str]:
     """The uses in their plane, and its caption; hidden if there are fewer than three, because two points are a line."""
-    if found is None or len(found.uses) < 3:
+    if similar is None or len(similar.uses) < 3:
         axes = {"x": "first component", "y": "second component", "color": "group", "tooltip": ["use"]}
         return gr.ScatterPlot(**axes, color_map=MAP_COLORS, height=320, visible=False), ""
     # Gradio draws a change of the points only, and of them those in the colors of the first map.
-    groups = ["other uses"] * len(found.uses)
-    for near, _ in found.nearest:
+    groups = ["other uses"] * len(similar.uses)
+    for near, _ in similar.nearest:
         groups[near] = "nearest uses"
-    groups[found.query] = "chosen use"
+    groups[similar.query] = "chosen use"
     table = pd.DataFrame(
         {
-            "first component": found.points[:, 0],
-            "second component": found.points[:, 1],
+            "first component": similar.points[:, 0],
+            "second component": similar.points[:, 1],
             "group": groups,
-            "use": list(map(str, found.uses)),
+            "use": list(map(str, similar.uses)),
         }
     )
     colors = pd.DataFrame({"group": MAP_COLORS.keys()})  # without a place, so that they are not drawn
-    first, second = found.shares
+    first, second = similar.shares
     shares = f"{first:.0%} by the first component and {second:.0%} by the second component"
     return gr.ScatterPlot(pd.concat([colors, table]), visible=True), note(f"Variance explained: {shares}.")
 
