@@ -67,8 +67,9 @@ def maxima_in_few_sizes(
     multiple = FEW_WORDS if len(characters_UW) < MANY_WORDS else MANY_WORDS
     words_UW = cropped(characters_UW, widest, FEW_POSITIONS)
     words_UW = torch.cat([words_UW, words_UW[:1].expand(-len(words_UW) % multiple, -1)])
-    embedded_UCO = embedding(to_device(words_UW, embedding.weight.device)).transpose(1, 2)
-    embedded_UCO = embedded_UCO.to(product_dtype(embedded_UCO))  # once, and not in each convolution
+    embedded_UOC = embedding(to_device(words_UW, embedding.weight.device))
+    # Cast and laid out once, which each convolution would do for itself.
+    embedded_UCO = embedded_UOC.to(product_dtype(embedded_UOC)).transpose(1, 2).contiguous()
     maxima = [convolution(embedded_UCO).max(-1).values for convolution in convolutions]
     return torch.cat(maxima, dim=-1)[: len(characters_UW)]
 
