@@ -529,15 +529,17 @@ def as_tensors(**arrays: np.ndarray) -> dict[str, Tensor]:
     return {name: torch.from_numpy(array) for name, array in arrays.items()}
 
 
-def batch_loader(dataset: CorpusBatches, num_workers: int, pin_memory: bool = False) -> DataLoader:
-    """The batches in their order, prepared by `num_workers` processes (0: by this one)."""
+def batch_loader(dataset: CorpusBatches, num_workers: int) -> DataLoader:
+    """The batches in their order, prepared by `num_workers` processes (0: by this one).
+
+    Without `pin_memory`: the model pins the few tensors that it moves, and the host reads the others.
+    """
     if num_workers:  # else a forked process warns about the threads of the Rust library, which is not used there
         os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     return DataLoader(
         dataset,
         batch_size=None,
         num_workers=num_workers,
-        pin_memory=pin_memory,
         collate_fn=nn.Identity(),  # the stock function would walk through all lines
         worker_init_fn=_start_worker,
     )

@@ -171,9 +171,8 @@ class Pretraining:
         """Trains from the step of `self.progress` to the end. Raises `SystemExit` after SIGTERM or Ctrl-C."""
         if self.progress.step == 0 and self.plain_model.config.has_softmax:  # a new softmax of a checkpoint is random
             self._evaluate()
-        workers, is_cuda = self.arguments.dataloader_num_workers, self.accelerator.device.type == "cuda"
         self.batches = self._batches()
-        batches = iter(batch_loader(self.batches, workers, pin_memory=is_cuda))
+        batches = iter(batch_loader(self.batches, self.arguments.dataloader_num_workers))
         self.log_start = time.perf_counter()
         done, is_hidden = self.progress.step, not self.accelerator.is_main_process
         bar = tqdm(initial=done, total=self.num_steps, unit="step", disable=is_hidden, dynamic_ncols=True)
