@@ -16,10 +16,9 @@ from modeling_elmo.run_scripts.pretraining.corpus import (
     TrainTextArguments,
     check_vocabulary_size,
     most_frequent_lines,
-    word_frequencies,
-    word_length,
     write_vocabulary,
 )
+from modeling_elmo.run_scripts.pretraining.counting import count_words, word_length
 from modeling_elmo.run_scripts.program.command_line import ProgramParser, option, run
 from modeling_elmo.run_scripts.program.files import check_output
 from modeling_elmo.tokenization.elmo_characters import SPECIAL_WORDS
@@ -55,8 +54,11 @@ def main(arguments: list[str] | None = None) -> dict[str, Any]:
         raise FileExistsError(f"--output {output} exists; pass --overwrite to replace it.")
     check_vocabulary_size(parsed.vocabulary_size)
     corpus = Corpus.from_arguments(parsed)
-    split = str.split if parsed.is_split_into_words else TextSplitter(parsed.pre_tokenization).words
-    num_texts, counts = word_frequencies(corpus, split, rules=parsed.pre_tokenization)
+    splitter = TextSplitter("whitespace" if parsed.is_split_into_words else parsed.pre_tokenization)
+    stored = output.with_name(f"{output.name}.counts.json.gz")
+    counted = count_words(corpus, splitter, stored=stored)
+    counted.warn_of_rules(corpus, parsed.pre_tokenization)
+    counts = counted.words
     if not counts:
         raise ValueError(f"There is no word in {corpus}. Pass another text.")
     words = most_frequent_lines(counts, parsed.vocabulary_size, parsed.min_frequency)
@@ -64,7 +66,7 @@ def main(arguments: list[str] | None = None) -> dict[str, Any]:
     total = counts.total()
     cut = [word for word in counts if word_length(word, parsed.alphabet) > parsed.max_word_length - 2]
     report = {
-        "texts": num_texts,
+        "texts": counted.lines,
         "words": total,
         "distinct_words": len(counts),
         "vocab_size": len(words),

@@ -28,7 +28,8 @@ import numpy as np
 from transformers.utils import logging
 
 from modeling_elmo.run_scripts.cards.figures import draw_change, draw_map
-from modeling_elmo.run_scripts.pretraining.corpus import Corpus, SentenceText, words_of
+from modeling_elmo.run_scripts.pretraining.corpus import Corpus
+from modeling_elmo.run_scripts.pretraining.counting import SentenceText, words_of
 from modeling_elmo.run_scripts.program.command_line import ProgramParser, option, refuse_unread, run
 from modeling_elmo.run_scripts.program.data_files import ROW_READERS, LocatedRow, format_suffix
 from modeling_elmo.run_scripts.program.files import check_output, write_json

@@ -32,7 +32,8 @@ from modeling_elmo.run_scripts.cards.card import (
 )
 from modeling_elmo.run_scripts.cards.publishing import FLAG, push
 from modeling_elmo.run_scripts.pretraining.checkpoints import Checkpoints, on_main_process, step_of
-from modeling_elmo.run_scripts.pretraining.corpus import Corpus, CorpusArguments, Survey
+from modeling_elmo.run_scripts.pretraining.corpus import Corpus, CorpusArguments
+from modeling_elmo.run_scripts.pretraining.counting import Survey
 from modeling_elmo.run_scripts.pretraining.evaluation import check_context
 from modeling_elmo.run_scripts.pretraining.loop import Pretraining, PretrainingArguments
 from modeling_elmo.run_scripts.pretraining.starting_model import ModelArguments, RunStart, settings_of

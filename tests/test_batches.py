@@ -19,7 +19,8 @@ from places import TEXT
 from modeling_elmo import ELMoConfig, ELMoForPreTraining
 from modeling_elmo.encoder import pack_words
 from modeling_elmo.run_scripts.pretraining.batches import SentenceBatches, StreamWindows, batch_loader
-from modeling_elmo.run_scripts.pretraining.corpus import Corpus, CorpusArguments, Survey
+from modeling_elmo.run_scripts.pretraining.corpus import Corpus, CorpusArguments
+from modeling_elmo.run_scripts.pretraining.counting import Survey
 from modeling_elmo.run_scripts.program.command_line import run
 from modeling_elmo.run_scripts.program.sentences import JUDGED_LINES
 
@@ -326,7 +327,7 @@ def test_memory_does_not_grow_with_the_corpus(tmp_path, kind, copies):
 
     peak(1)  # fills the table of words
     (few, before), (many, after) = peak(copies), peak(10 * copies)
-    assert many > 8 * few and after < 1.05 * before
+    assert many > 8 * few and after < 1.2 * before  # of ten times the text
 
 
 @both_kinds

@@ -13,8 +13,8 @@ from errors import refused
 from places import TEXT
 from task_worker import written
 
-from modeling_elmo.run_scripts.pretraining import corpus as corpus_module
-from modeling_elmo.run_scripts.pretraining.corpus import Corpus, CorpusArguments, Survey
+from modeling_elmo.run_scripts.pretraining.corpus import WHITESPACE, Corpus, CorpusArguments
+from modeling_elmo.run_scripts.pretraining.counting import Survey, count_words
 from modeling_elmo.tokenization.elmo_pretokenization import TextSplitter
 
 ENGLISH = (TEXT / "en.txt").read_text("utf-8").splitlines()
@@ -152,8 +152,8 @@ def test_held_out_sentences_in_the_training_text(tmp_path, caplog):
 def test_a_survey_counts_the_words_and_lengths_of_a_tokenizer(tmp_path):
     (tmp_path / "a.txt").write_text("Well, 밥밥 (yes).\n", "utf-8")
     corpus = corpus_of(tmp_path / "a.txt")
-    assert corpus.survey(None, TextSplitter("moses").words) == Survey(1, 7, 7, {4: 1, 1: 4, 6: 1, 3: 1})
-    assert corpus.survey(None, TextSplitter("moses").words, "lexicon").lengths == {4: 1, 1: 4, 2: 1, 3: 1}
+    assert corpus.survey(None, TextSplitter("moses")) == Survey(1, 7, 7, {4: 1, 1: 4, 6: 1, 3: 1})
+    assert corpus.survey(None, TextSplitter("moses"), "lexicon").lengths == {4: 1, 1: 4, 2: 1, 3: 1}
 
 
 RAW = ["He didn't come.", "It's late, isn't it?", "They couldn't see John's house.", "Nobody came."]
@@ -204,15 +204,15 @@ def test_text_that_was_split_by_other_rules(suffix, lines, rules, given, message
     path = tmp_path / f"a{suffix}"
     path.write_text("\n".join(stored * 5), "utf-8")
     corpus = corpus_of(path)
-    split = str.split if given else TextSplitter(rules).words
-    corpus.survey(None, split, "utf8", None, rules)
+    splitter = WHITESPACE if given else TextSplitter(rules)
+    corpus.survey(None, splitter, "utf8", None, rules)
     assert bool(caplog.messages) == (message is not None) and all(str(path) in each for each in caplog.messages)
     if message is not None:
         assert re.search(message, caplog.text)
         assert ("--is_split_into_words" in caplog.text) == (is_split_again and "-LRB-" not in message)
     told = [*caplog.messages]
     caplog.clear()
-    corpus_module.word_frequencies(corpus, split, rules=rules)  # of `elmo vocabulary`
+    count_words(corpus, splitter).warn_of_rules(corpus, rules)  # of `elmo vocabulary`
     assert caplog.messages == told
 
 
@@ -223,5 +223,5 @@ def test_what_the_rules_make_of_raw_text_is_what_the_survey_looks_for():
 
 def test_a_text_may_mention_the_words_of_other_rules(tmp_path, caplog):
     (tmp_path / "a.txt").write_text("\n".join(["Nobody came ."] * 40_000 + OF_TREEBANK), "utf-8")
-    corpus_of(tmp_path / "a.txt").survey(None, str.split, "utf8", None, "moses")
+    corpus_of(tmp_path / "a.txt").survey(None, WHITESPACE, "utf8", None, "moses")
     assert not caplog.text

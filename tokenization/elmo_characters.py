@@ -229,6 +229,13 @@ class WordTable:
         word = self.spelling(word)
         return word[: self.max_word_length - 2] if self.cut_before_lookup else word
 
+    def id_of(self, word: str) -> int:
+        """The id of a word, which gets no row."""
+        looked_up = self.looked_up(word)
+        if looked_up in self.markers:
+            return (BOS_ID, EOS_ID)[self.markers.index(looked_up)]
+        return self.id_of_word(looked_up)
+
     def __getstate__(self) -> dict:
         # Without the words: the hash of a tokenizer in `datasets` must not depend on earlier calls.
         return {name: value for name, value in vars(self).items() if not name.startswith("_")}

@@ -70,6 +70,7 @@ ASCII_SIGNS = str.maketrans("‘’‚‛“”„‟‐‑–—―…", "''''\
 PLAIN_SIGNS = ASCII_SIGNS | {ord("—"): "--", ord("―"): "--", ord("…"): "..."}
 PART_OF_LETTER = "x"  # read in place of a mark that no letter is composed with; no rule has this letter
 TREEBANK_FINAL_PERIOD = re.compile(r"(?<!\S)(\S*[^\s.])\.([\s\])}>\"']*)$")
+TREEBANK_PAIRS = {"cannot", "gimme", "lemme", "gonna", "wanna", "gotta"}  # of letters only
 TREEBANK_CONTRACTIONS = _compiled(
     [
         (r"(?i)(?<=[^'\s])('(?:s|m|d|ll|re|ve)?|n't)(?=\s)", r" \1"),
@@ -96,6 +97,8 @@ def moses_words(
 
     `following` is the first character of the next chunk, or empty at the end of the text. `signs` are read as others.
     """
+    if chunk.isalpha():  # most chunks, which no rule splits
+        return (chunk,)
     classes = "".join(map(_moses_class, chunk.translate(signs)))
     classes = ("" if is_first else " ") + classes + (" " if following else "")
     words = []
@@ -132,6 +135,8 @@ def treebank_words(chunk: str, is_first: bool, following: str) -> tuple[str, ...
 
     A period is split off at the end of every sentence that the next chunk reveals, not only at the end of the text.
     """
+    if chunk.isascii() and chunk.isalpha() and chunk.lower() not in TREEBANK_PAIRS:  # most chunks
+        return (chunk,)
     text = _substitute(TREEBANK_PUNCTUATION, f" {_treebank_signs(chunk)} ")
     final = TREEBANK_FINAL_PERIOD.search(text)
     if final and not (following and _keeps_period(final[1], following, TREEBANK_ABBREVIATIONS)):
@@ -230,9 +235,35 @@ class TextSplitter:
         self._composed = {unicodedata.normalize("NFC", token): token for token in self.added}
         self._added = re.compile(f"({'|'.join(map(_no_part_of_a_word, self._composed))})")
 
+    @property
+    def rules(self) -> tuple[Any, ...]:
+        """Splitters with equal rules split all texts alike."""
+        return self.name, self.plain_signs, *self.added
+
     def words(self, text: str) -> list[str]:
         chunks = self._chunks(text) if self.added else text.split()
         return chunks if self.name == "whitespace" else list(chain.from_iterable(self._words_of_chunks(chunks)))
+
+    def keys(self, chunks: list[str]) -> list[Any]:
+        """What the words of each chunk depend on: equal keys have equal words, those of `words_of_key`.
+
+        The rules read more than the chunk at both ends of the text, and where there is a period. To count keys, and to
+        split each distinct one, is faster than to split all texts. Added tokens have no keys.
+        """
+        keys: list[Any] = [*chunks]
+        if self.name == "whitespace" or not chunks:
+            return keys
+        if "." in "".join(chunks):
+            for i, (chunk, following) in enumerate(pairwise(chunks)):
+                if "." in chunk:
+                    keys[i] = chunk, False, following[0]
+        keys[0] = chunks[0], True, chunks[1][0] if len(chunks) > 1 else ""
+        if len(chunks) > 1:
+            keys[-1] = chunks[-1], False, ""
+        return keys
+
+    def words_of_key(self, key: Any) -> tuple[str, ...]:
+        return (key,) if self.name == "whitespace" else WORDS_OF_CHUNK[self.name, self.plain_signs][key]
 
     def _chunks(self, text: str) -> list[str]:
         composed = unicodedata.normalize("NFC", text)
@@ -244,16 +275,8 @@ class TextSplitter:
         return chunks
 
     def _words_of_chunks(self, chunks: list[str]) -> list[tuple[str, ...]]:
-        if not chunks:
-            return []
-        words_of_chunk = WORDS_OF_CHUNK[self.name, self.plain_signs]
-        words = list(map(words_of_chunk.__getitem__, chunks))
-        last = len(chunks) - 1
-        beside_others = {0, last}
-        beside_others.update(i for i, chunk in enumerate(chunks) if "." in chunk)
-        for i in beside_others:
-            following = chunks[i + 1][0] if i < last else ""
-            words[i] = words_of_chunk[chunks[i], i == 0, following]
+        words_of_key = WORDS_OF_CHUNK[self.name, self.plain_signs]
+        words = list(map(words_of_key.__getitem__, self.keys(chunks)))
         if self.added:
             for i, chunk in enumerate(chunks):
                 if unicodedata.normalize("NFC", chunk) in self._composed:

@@ -17,7 +17,7 @@ from transformers import BertTokenizer
 
 from modeling_elmo import ELMoTokenizer
 
-from ..pretraining.corpus import words_of
+from ..pretraining.counting import words_of
 from ..program.data_files import numbered_texts
 from .timing import Contest, Implementation, Outputs
 

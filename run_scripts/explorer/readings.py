@@ -26,7 +26,8 @@ from modeling_elmo.prediction import Prediction, predict_texts, score_texts
 
 from ..cards.figures import principal_plane
 from ..cards.tables import layer_names
-from ..pretraining.corpus import Corpus, words_of
+from ..pretraining.corpus import Corpus
+from ..pretraining.counting import words_of
 from ..program.models import check_model, load_pretrained
 from ..vectors.embedding import embed_sentences, load_model_and_tokenizer
 from ..vectors.neighbors import WordUse, find_uses, nearest_uses, normalize, use_vectors

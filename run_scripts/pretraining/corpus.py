@@ -6,33 +6,26 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, fields, replace
 from itertools import accumulate, chain, islice
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
 import numpy as np
-from tqdm.auto import tqdm
 from transformers.utils import logging
 
-from modeling_elmo.tokenization.elmo_characters import (
-    BOS_ID,
-    EOS_ID,
-    PAD_WORD,
-    SPECIAL_WORDS,
-    most_frequent_words,
-)
+from modeling_elmo.tokenization.elmo_characters import PAD_WORD, SPECIAL_WORDS, most_frequent_words
+from modeling_elmo.tokenization.elmo_pretokenization import TextSplitter
 
 from ..program.command_line import option, refuse_unread
 from ..program.data_files import files_of
 from ..program.files import digest, write_lines
 from ..program.sentences import check_language, sentences_of, text_sentences, warn_of_wrapped_lines
 from ..program.texts import DatasetArguments, TextArguments, dataset_texts, refuse_training_data, split_parts
-from .split_check import SplitCheck
+from .counting import SentenceText, Survey, count_words
 
 logger = logging.get_logger(__name__)
 
-WORDS_OF_A_PARAGRAPH = 60  # in a line, on average
+WHITESPACE = TextSplitter("whitespace")
 
 SourceLine = tuple[str, int]  # a file and the line, from 1; or a data set and the row, from 0
-SentenceText = str | list[str]  # a line of text, or the words of a sentence
 SourceSentence = tuple[SourceLine, SentenceText]
 
 
@@ -75,25 +68,6 @@ class CorpusArguments(TrainTextArguments, HeldOutArguments):
         None, "Held-out split of --dataset, or part of --train_file: 'train[90%%:]' beside --split 'train[:90%%]'."
     )
     shuffle_buffer: int = option(100_000, "Number of sentences to shuffle together.")
-
-
-class Survey(NamedTuple):
-    """Sizes of a corpus."""
-
-    lines: int
-    words: int
-    longest: int = 0  # words of a sentence
-    lengths: dict[int, int] = {}  # number of words by their `word_length`
-    counts: dict[int, int] = {}  # number of words by their id in a vocabulary
-
-    def log_frequencies(self, vocab_size: int) -> np.ndarray:
-        """The unigram of the text: log-probabilities `(vocab_size,)`, where each word counts half more than it occurs.
-
-        Each sentence has one more word, the marker that a direction predicts at its end.
-        """
-        counts_V = np.bincount([*self.counts], [*self.counts.values()], minlength=vocab_size)
-        counts_V[[BOS_ID, EOS_ID]] = self.lines
-        return np.log((counts_V + 0.5) / (self.words + self.lines + vocab_size / 2))
 
 
 @dataclass(frozen=True)
@@ -173,6 +147,10 @@ class Corpus:
         return text
 
     @property
+    def is_streamed(self) -> bool:
+        return self.dataset is not None and self.dataset.streaming
+
+    @property
     def order(self) -> str:
         """A name that identifies the text and the order of its files, but not their folders, which may be moved."""
         rules = "" if self.language is None else f", sentences by the rules of {self.language}"
@@ -185,45 +163,23 @@ class Corpus:
     def survey(
         self,
         held_out: "Corpus | None" = None,
-        split: Callable[[str], list[str]] = str.split,
+        splitter: TextSplitter = WHITESPACE,
         alphabet: str = "utf8",
-        ids_of: Callable[[list[str]], Iterable[int]] | None = None,
+        id_of: Callable[[str], int] | None = None,
         rules: str = "whitespace",
+        stored: Path | None = None,
     ) -> Survey | None:
-        """Reads the whole corpus once, which finds broken lines before training; `None` for a streamed data set.
+        """Reads the whole corpus once, as `count_words` does; `None` for a streamed data set. Warns of its flaws.
 
-        Warns if sentences of `held_out` occur in the text, if lines are rather paragraphs, or if other rules than
-        those of the tokenizer have split the text.
+        Args:
+            splitter: of raw text.
+            alphabet, id_of, rules: of the tokenizer.
         """
-        if self.dataset is not None and self.dataset.streaming:
+        if self.is_streamed:
             return None
-        longest = num_known = 0
-        lengths, counts = Counter[int](), Counter[int]()
-        held_out_keys = Counter(map(_key, held_out.texts())) if held_out else Counter[int]()
-        num_held_out = held_out_keys.total()
-        check = SplitCheck(rules, split)
-        for text in tqdm(self.texts(), desc="counting", unit=" lines", unit_scale=True):
-            words = words_of(text, split)
-            longest = max(longest, len(words))
-            lengths.update(word_length(word, alphabet) for word in words)
-            if ids_of is not None:
-                counts.update(ids_of(words))
-            if held_out_keys:
-                num_known += held_out_keys.pop(_key(text), 0)
-            check.see(text)
-        check.warn(self)
-        if num_known:
-            logger.warning(
-                f"{num_known:,} of {num_held_out:,} held-out sentences occur in the training text {self}: the "
-                "perplexity will be too low. Pass other held-out text."
-            )
-        mean = lengths.total() / check.lines
-        if mean > WORDS_OF_A_PARAGRAPH:
-            logger.warning(
-                f"The lines of {self} have {mean:.0f} words on average, like paragraphs. The model reads a line as a "
-                "sentence: pass --split_sentences."
-            )
-        return Survey(check.lines, lengths.total(), longest, dict(lengths), dict(counts))
+        counts = count_words(self, splitter, held_out, stored)
+        counts.warn(self, rules)
+        return counts.survey(alphabet, id_of)
 
     def texts(self) -> Iterator[SentenceText]:
         """All sentences in their order, without their places."""
@@ -266,36 +222,6 @@ def as_sentences(source: str, texts: Iterable[tuple[int, Any]]) -> Iterator[Sour
                 yield (source, number), value
         else:
             raise ValueError(f"{source}:{number}: the text is {value!r:.80}; it must be a string or a list of words.")
-
-
-def _key(text: SentenceText) -> int:
-    """A hash of the words, which takes less memory than the text. It differs from process to process."""
-    return hash(" ".join(words_of(text)))
-
-
-def word_length(word: str, alphabet: str) -> int:
-    """The number of characters that a tokenizer reads of a word that is not cut: bytes of UTF-8, or code points."""
-    return len(word.encode("utf-8", "ignore") if alphabet == "utf8" else word)
-
-
-def words_of(text: SentenceText, split: Callable[[str], list[str]] = str.split) -> list[str]:
-    """The words of a sentence; `split` is for a line of text."""
-    return split(text) if isinstance(text, str) else text
-
-
-def word_frequencies(
-    corpus: Corpus,
-    split: Callable[[str], list[str]],
-    looked_up: Callable[[str], str] = str,
-    rules: str = "whitespace",
-) -> tuple[int, Counter[str]]:
-    """The number of texts, and the count of each word as it is looked up. Warns as `SplitCheck` does."""
-    counts, check = Counter[str](), SplitCheck(rules, split)
-    for text in tqdm(corpus.texts(), unit=" texts", unit_scale=True, desc="counting"):
-        counts.update(map(looked_up, words_of(text, split)))
-        check.see(text)
-    check.warn(corpus)
-    return check.lines, counts
 
 
 def check_vocabulary_size(size: int | None):

@@ -1,7 +1,8 @@
 """Whether a text was split into words by other rules than those of a tokenizer."""
 
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Iterable
+from dataclasses import dataclass
 
 from transformers.utils import logging
 
@@ -21,31 +22,29 @@ SIGNS_OF_SPLITTING = {
 FEW_LINES, SMALL_SHARE = 3, 1e-4  # fewer lines with such words may only mention or quote them
 
 
+def signs_of(words: Iterable[str]) -> list[str]:
+    """The signs of splitting in a sentence, as its words are in the text."""
+    signs = [SIGNS_OF_SPLITTING[word] for word in SIGNS_OF_SPLITTING.keys() & words]
+    if "'t" in signs and "before 't" in signs:  # 't alone is a word of Dutch
+        signs.append("moses")
+    return signs
+
+
+@dataclass
 class SplitCheck:
     """Compares the words of a text, if it was split before, with those that a tokenizer makes of raw text.
 
     Args:
         rules: of the tokenizer. `whitespace` fits every text, because it leaves the splitting to the user.
-        split: how lines of the text are read, as for `words_of`.
+        lines: the number of sentences.
+        lines_with: the number of sentences with each sign of `signs_of`.
+        is_split_again: whether rules read some of the sentences as raw text.
     """
 
-    def __init__(self, rules: str, split: Callable[[str], list[str]]):
-        self.rules, self.split = rules, split
-        self.lines = 0
-        self.lines_with = Counter[str]()
-        self.is_split_again = False
-
-    def see(self, text: str | list[str]):
-        """Takes note of a sentence, a line or its words."""
-        self.lines += 1
-        words = text
-        if isinstance(text, str):
-            words = text.split()
-            self.is_split_again |= self.split is not str.split
-        signs = [SIGNS_OF_SPLITTING[word] for word in SIGNS_OF_SPLITTING.keys() & words]
-        if "'t" in signs and "before 't" in signs:  # 't alone is a word of Dutch
-            signs.append("moses")
-        self.lines_with.update(signs)
+    rules: str
+    lines: int
+    lines_with: Counter[str]
+    is_split_again: bool
 
     def warn(self, source: object):
         """Warns if raw text will have other words than this one, and names the options that fit."""

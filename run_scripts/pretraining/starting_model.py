@@ -22,19 +22,20 @@ from modeling_elmo.tokenization.elmo_pretokenization import TextSplitter
 from ..program.command_line import option, refuse_unread
 from ..program.files import parse_json_object, read_json
 from ..program.models import check_model, load_pretrained
-from .batches import SentenceEncoder
 from .checkpoints import on_main_process
 from .corpus import (
+    WHITESPACE,
     Corpus,
     CorpusArguments,
     check_vocabulary_size,
     most_frequent_lines,
-    word_frequencies,
     write_vocabulary,
 )
+from .counting import Survey, TextCounts, count_words
 from .loop import Pretraining, PretrainingArguments
 from .optimization import load_accumulators
 
+COUNTS = "counts.json.gz"  # of the training text, in `output_dir`
 VOCABULARY_OPTIONS = ("vocabulary_size", "vocabulary_file", "tokenizer_name")
 NEW_OPTIONS = ("preset", "config_overrides", "tokenizer_name", "pre_tokenization")  # only of new models
 START_OPTIONS = {"model_name_or_path", "vocabulary", *VOCABULARY_OPTIONS}
@@ -160,6 +161,9 @@ class RunStart:
     corpus: Corpus
     held_out: Corpus | None
 
+    def __post_init__(self):
+        self._counted: dict[tuple, TextCounts] = {}  # by the rules that split the text
+
     def begin(self) -> Pretraining:
         """The training of a new model, or the further training of a checkpoint."""
         name = self.model_args.model_name_or_path
@@ -179,9 +183,7 @@ class RunStart:
         return training
 
     def _training(self, model: ELMoForPreTraining, tokenizer: ELMoTokenizer, is_new: bool = False) -> Pretraining:
-        encoder = SentenceEncoder(tokenizer, self.corpus_args.is_split_into_words)
-        how = self.held_out, encoder.split, tokenizer.alphabet, encoder.ids, tokenizer.pre_tokenization
-        survey = on_main_process(self.accelerator, lambda: self.corpus.survey(*how))
+        survey = on_main_process(self.accelerator, lambda: self._survey(tokenizer))
         if is_new and survey is not None:
             begin_with_frequencies(model, survey.log_frequencies(len(tokenizer)))
         texts = self.corpus, self.corpus_args, survey, self.held_out
@@ -193,13 +195,13 @@ class RunStart:
         path = Path(arguments.vocabulary_file or Path(self.training_args.output_dir, "vocab.txt"))
         if arguments.model_name_or_path is None:
             rules = arguments.pre_tokenization or "moses"
-            self._count_vocabulary(path, TextSplitter(rules).words)
+            self._count_vocabulary(path, TextSplitter(rules))
             return new_model(arguments, path, rules)
         model, tokenizer = load_checkpoint(arguments.model_name_or_path, **arguments.softmax_options)
         arguments.check_softmax(model.config)
         if arguments.vocabulary == "keep":
             return model, tokenizer
-        self._count_vocabulary(path, tokenizer.splitter.words, tokenizer.word_table.looked_up)
+        self._count_vocabulary(path, tokenizer.splitter, tokenizer.word_table.looked_up)
         tokenizer = change_vocabulary(
             model, tokenizer, read_vocabulary(path), keep_all=arguments.vocabulary == "extend"
         )
@@ -208,18 +210,35 @@ class RunStart:
             on_main_process(self.accelerator, lambda: write_vocabulary(path, words))
         return model, tokenizer
 
-    def _count_vocabulary(self, path: Path, split: Callable[[str], list[str]], looked_up: Callable[[str], str] = str):
+    def _count_vocabulary(self, path: Path, splitter: TextSplitter, looked_up: Callable[[str], str] = str):
         """Writes the most frequent words of the text, if their number is given."""
         size = self.model_args.vocabulary_size
         if size is None:
             return
-        split = str.split if self.corpus_args.is_split_into_words else split
 
-        def count():
-            _, counts = word_frequencies(self.corpus, split, looked_up)
-            write_vocabulary(path, most_frequent_lines(counts, size))
+        def write():
+            frequencies = self._counts(splitter).frequencies(looked_up)
+            write_vocabulary(path, most_frequent_lines(frequencies, size))
 
-        on_main_process(self.accelerator, count)
+        on_main_process(self.accelerator, write)
+
+    def _survey(self, tokenizer: ELMoTokenizer) -> Survey | None:
+        """The sizes of the training text, with warnings of its flaws; `None` for a streamed data set."""
+        if self.corpus.is_streamed:
+            return None
+        counts = self._counts(tokenizer.splitter)
+        counts.warn(self.corpus, tokenizer.pre_tokenization)
+        return counts.survey(tokenizer.alphabet, tokenizer.word_table.id_of)
+
+    def _counts(self, splitter: TextSplitter) -> TextCounts:
+        """The text is read once for the vocabulary and the survey, unless they split it by different rules."""
+        if self.corpus_args.is_split_into_words:
+            splitter = WHITESPACE
+        if splitter.rules not in self._counted:
+            held_out = None if self.corpus.is_streamed else self.held_out
+            stored = Path(self.training_args.output_dir, COUNTS)
+            self._counted[splitter.rules] = count_words(self.corpus, splitter, held_out, stored)
+        return self._counted[splitter.rules]
 
 
 def trainings_of(name: str) -> list[dict[str, Any]]:

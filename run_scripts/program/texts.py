@@ -5,6 +5,8 @@ import io
 import zlib
 from codecs import BOM_UTF8
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass
 from functools import partial
 from itertools import product
@@ -15,6 +17,7 @@ from .command_line import flat_message, option, require
 
 BLOCK_BYTES = 2**11  # of the lines of a file that are read together
 ROWS_AT_ONCE = 1000  # rows read from a data set at once; single rows take ten times as long
+_observer: ContextVar[Callable[[int], Any] | None] = ContextVar("observer of reading", default=None)
 SPLIT_SIZE = 10**12  # stands for a size that is not known yet; no split is larger
 
 
@@ -52,6 +55,16 @@ class TextArguments(DatasetArguments):
     split: str = option("train", "Split to read.")
 
 
+@contextmanager
+def observed_reading(observer: Callable[[int], Any]) -> Iterator[None]:
+    """Inside the block, `observer` is told the number of bytes whenever some of a file were read."""
+    token = _observer.set(observer)
+    try:
+        yield
+    finally:
+        _observer.reset(token)
+
+
 def numbered_lines(path: Path) -> Iterator[tuple[int, str]]:
     """Line numbers from 1, each with the line of a UTF-8 file, which may be compressed (`.gz`, `.zst`).
 
@@ -61,6 +74,7 @@ def numbered_lines(path: Path) -> Iterator[tuple[int, str]]:
     number = 0
     # A local name: Python empties the modules before it closes a generator that is still alive at exit.
     damaged = (EOFError, OSError, zlib.error)
+    place, observer = 0, _observer.get()
     with path.open("rb") as file:
         try:
             for block in iter(partial(_unpacked(file, path).readlines, BLOCK_BYTES), []):
@@ -74,6 +88,9 @@ def numbered_lines(path: Path) -> Iterator[tuple[int, str]]:
                     if has_zero and (zero := line.find(0)) >= 0:
                         raise UnicodeDecodeError("utf-8", line, zero, zero + 1, "a zero, as in UTF-16,")
                     yield number, line.decode().rstrip("\r\n")
+                if observer is not None and (end := file.tell()) > place:
+                    observer(end - place)
+                    place = end
         except UnicodeDecodeError as error:
             reason = f"{error.reason} at byte {error.start}"
             raise ValueError(f"{path}, line {number} is not UTF-8: {reason}. Convert it, or name it .gz.") from error
