@@ -231,6 +231,14 @@ def test_the_tests_of_a_card(tmp_path, monkeypatch):
     rows = list(gpu_report.rows_of_tests(arguments_of(), deadline=0))
     assert [row["failure"] for row in rows] == ["not run: the time was over"] * 3
     assert next(gpu_report.rows_of_tests(arguments_of(), float("inf")))["status"] == 1
+    assert gpu_report.whole_report(CONDITIONS, rows).count("not run: the time was over") == 3
+
+
+@pytest.mark.skipif(not (ROOT / ".git").exists(), reason="the sources are not in a repository")
+def test_the_commit_of_a_clone():
+    answer = subprocess.run(["git", "-C", ROOT, "rev-parse", "HEAD"], capture_output=True, text=True, check=True)
+    commit = gpu_report.commit_of(ROOT).removesuffix("-dirty")
+    assert len(commit) == 12 and answer.stdout.startswith(commit)
 
 
 def test_facts():

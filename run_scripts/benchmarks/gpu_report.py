@@ -177,7 +177,7 @@ def commit_of(folder: Path | str | None) -> str | None:
     """The commit of a clone, and whether it was changed; `unknown` outside of one."""
     if folder is None:
         return None
-    command = ["git", "-C", str(folder), "title_of_case", "--always", "--dirty", "--abbrev=12"]
+    command = ["git", "-C", str(folder), "describe", "--always", "--exclude=*", "--dirty", "--abbrev=12"]
     try:
         answer = subprocess.run(command, capture_output=True, encoding="utf-8")
     except FileNotFoundError:  # git is not installed
@@ -252,10 +252,10 @@ def rows_of_tests(parsed: GPUReportArguments, deadline: float) -> Iterator[GPURo
     """The last line of each run of pytest, and the tests that failed."""
     for name, (arguments, variables, seconds) in card_tests().items():
         if time.monotonic() > deadline:
-            yield {"tests": name, "failure": "not run: the time was over"}
+            yield {"part": "tests", "tests": name, "failure": "not run: the time was over"}
             continue
         tell(deadline, f"tests {name}")
-        yield {"tests": name, **result_of_pytest(arguments, variables, seconds)}
+        yield {"part": "tests", "tests": name, **result_of_pytest(arguments, variables, seconds)}
 
 
 def result_of_pytest(arguments: Sequence[str], variables: dict[str, str], seconds: float) -> GPURow:
