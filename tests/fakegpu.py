@@ -68,9 +68,10 @@ def as_one_launch(function):
         for seen in _recordings:
             seen.launches.update(_C.stop())
             seen.launches[function.__name__] += 1
-        function(*arguments)
+        result = function(*arguments)
         for seen in _recordings:
             _start(seen)
+        return result
 
     return launch
 

@@ -13,7 +13,7 @@ from unittest.mock import patch
 import pytest
 import torch
 from accelerate.state import AcceleratorState
-from bilm_models import make_batch, make_model, tiny_model
+from bilm_models import computed_by, make_batch, make_model, tiny_model
 from head_models import HEADS, make_coreference_pipeline, make_role_pipeline, stirred
 from head_models import batch_of as batch_of_head
 from head_models import make_model as make_head
@@ -365,10 +365,15 @@ def test_what_waits(code, waits, fakegpu):
 
 
 @simulated
-def test_launches_and_waits_of_pretraining(fakegpu, monkeypatch, tmp_path):
+@pytest.mark.parametrize("kernel, launches", [("fused", 760), ("persistent", 618)])
+def test_launches_and_waits_of_pretraining(kernel, launches, fakegpu, monkeypatch, tmp_path):
     """A step of `elmo pretrain`: sentences, an adaptive softmax, bfloat16, Muon. Only an entry of the log waits."""
-    for name in ("cell_forward", "cell_backward"):
-        monkeypatch.setattr(lstm_cuda, name, fakegpu.as_one_launch(getattr(lstm_cuda, name)))
+    if kernel == "fused":
+        for name in ("cell_forward", "cell_backward"):
+            monkeypatch.setattr(lstm_cuda, name, fakegpu.as_one_launch(getattr(lstm_cuda, name)))
+    for name in ("forward_steps", "backward_steps"):
+        in_one_launch = fakegpu.as_one_launch(getattr(lstm_cuda.StepArithmetic, name))
+        monkeypatch.setattr(lstm_cuda.LayerArithmetic, name, in_one_launch)
     recorded = {"_step": [], "_log": []}
 
     def record(name, method):
@@ -384,10 +389,12 @@ def test_launches_and_waits_of_pretraining(fakegpu, monkeypatch, tmp_path):
     filters = {"char_embedding_size": 4, "char_cnn_filters": [[width, 4] for width in range(1, 8)]}
     overrides = {**filters, "projection_size": 16, "adaptive_cutoffs": [30, 60]}
     options = {"softmax_type": "adaptive", "optim": "muon", "bf16": True, "config_overrides": overrides}
-    run_on(DEVICE, tmp_path, **options, per_device_train_batch_tokens=400, max_steps=3, logging_steps=1)
+    with computed_by(kernel):
+        run_on(DEVICE, tmp_path, **options, per_device_train_batch_tokens=400, max_steps=3, logging_steps=1)
     seen, log = recorded["_step"][-1], recorded["_log"][-2]  # optimizers make their states in the first step
-    assert seen.launches["cell_forward"] == 16  # 8 steps of 2 layers; both directions at once
-    assert seen.num_launches <= 760 and seen.num_waits == 0, f"{seen.launches}, {seen.waits}"
+    # Both directions of two layers at once, in 8 steps or in one launch.
+    assert seen.launches["cell_forward" if kernel == "fused" else "forward_steps"] == (16 if kernel == "fused" else 2)
+    assert seen.num_launches <= launches and seen.num_waits == 0, f"{seen.launches}, {seen.waits}"
     assert log.num_waits == 1, log.waits  # the last call, after training, has nothing to log
 
 
