@@ -430,8 +430,8 @@ def test_all_members_share_a_file(train, cached, monkeypatch, trainers):
     assert file.stat().st_size == 4 * 3 * 16 * sum(len(words) + 2 for words in distinct)
     monkeypatch.setattr(features, "_compute", None)
     options = {**SHORT, "max_eval_samples": None, "cache_features": True, **CLIPPED}
-    train(cached, folder, **options, ablation="placement", word_min_count=3)
-    train(cached, folder, **options, ablation="data", compare_baseline=True)
+    train(folder, **options, ablation="placement", word_min_count=3)
+    train(folder, **options, ablation="data", compare_baseline=True)
     assert len(trainers) == 9 and list((folder / "features").iterdir()) == [file]
     assert file.stat().st_mtime_ns == made
 
