@@ -3,6 +3,9 @@
 import gzip
 import json
 import os
+import subprocess
+import sys
+import time
 from collections import Counter
 from pathlib import Path
 
@@ -17,6 +20,7 @@ from modeling_elmo.run_scripts.pretraining.counting import count_words, load_cou
 from modeling_elmo.run_scripts.pretraining.split_check import signs_of
 from modeling_elmo.tokenization.elmo_pretokenization import TextSplitter
 
+ROOT = Path(__file__).parents[1]
 TEXTS = Path(__file__).parent / "fixtures" / "text"
 LINES = [line for line in (TEXTS / "en.txt").read_text("utf-8").splitlines() if line.strip()]
 SPLITTERS = {
@@ -125,3 +129,33 @@ def test_the_bar_counts_bytes_to_the_end(processes, corpus, monkeypatch):
     count_words(corpus, SPLITTERS["moses"], processes=processes)
     (bar,) = bars
     assert bar.n == bar.total == sum(os.path.getsize(file) for file in corpus.files)
+
+
+KILLED = """
+import os, sys, time
+from modeling_elmo.run_scripts.pretraining import counting
+from modeling_elmo.run_scripts.pretraining.corpus import WHITESPACE, Corpus
+
+def wait(corpus, tally, *_):
+    print(os.getpid(), flush=True)
+    time.sleep(600)
+
+counting._count_share = wait
+counting.count_words(Corpus.from_files([sys.argv[1]]), WHITESPACE, processes=2)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(sys.platform == "win32", reason="signal 0 ends a process there")
+def test_processes_end_with_a_parent_that_is_killed(corpus):
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    command = [sys.executable, "-c", KILLED, corpus.files[0]]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, env=environment, text=True) as parent:
+        children = [int(parent.stdout.readline()) for _ in range(2)]
+        parent.kill()
+    end = time.monotonic() + 30
+    for child in children:
+        with pytest.raises(ProcessLookupError):
+            while time.monotonic() < end:
+                os.kill(child, 0)
+                time.sleep(0.1)

@@ -10,13 +10,14 @@ import os
 import re
 from collections import Counter
 from collections.abc import Callable, Iterable
-from contextlib import nullcontext, suppress
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from hashlib import blake2b
 from itertools import count, islice
-from multiprocessing import Pipe, Process, Value
+from multiprocessing import Pipe, Process, Value, parent_process
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
+from threading import Thread
 from typing import Any, NamedTuple, cast
 
 import numpy as np
@@ -291,7 +292,8 @@ def _count_in_processes(corpus: Any, tally: Tally, processes: int, bar: tqdm) ->
 
 
 def _work(sender: Connection, corpus: Any, tally: Tally, rank: int, processes: int, place: Any):
-    """What a process does. It sends its counts, or its error, and ends, also if nobody is there any more."""
+    """What a process does: it sends its counts, or its error."""
+    Thread(target=_end_with_the_parent, daemon=True).start()
 
     def on_bytes(number: int):
         place.value += number
@@ -302,8 +304,15 @@ def _work(sender: Connection, corpus: Any, tally: Tally, rank: int, processes: i
         result: Tally | Exception = tally
     except Exception as error:
         result = error
-    with suppress(BrokenPipeError):
-        sender.send(result)
+    sender.send(result)
+
+
+def _end_with_the_parent():
+    """A parent that was killed cannot end its processes, which would wait for ever until somebody reads."""
+    parent = parent_process()
+    assert parent is not None
+    parent.join()
+    os._exit(1)
 
 
 def _received(receiver: Connection) -> Tally:
