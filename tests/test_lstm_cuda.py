@@ -468,3 +468,25 @@ def test_errors_on_a_card(case, arithmetic, dtype, tf32):
         found[name] = json.loads(done.stdout.splitlines()[-1])
     for layer, steps in zip(found[arithmetic], found["steps"], strict=True):
         assert layer < 2 * steps + 1e-6, found
+
+
+@barriers
+@interpreted
+def test_nan_stays_in_its_sequence(grouped, monkeypatch):
+    with_tiles(monkeypatch)
+    batch_sizes, generator = [3, 3, 2], torch.Generator().manual_seed(0)
+    weights = [torch.randn(1, *shape, generator=generator) for shape in ((128, 16), (128,), (128, 16), (16, 32))]
+    states = [[torch.zeros(1, 3, size)] for size in (16, 32)]
+    tokens = torch.randn(1, 8, 16, generator=generator)
+    found = []
+    for value in (0.0, torch.nan):
+        tokens[0, 4] = value  # the second sequence at the second step
+        given = [[tokens.clone().requires_grad_()], *states]
+        layer, steps = lstm_loop.StackedLayer(*weights, 3.0, 3.0), Steps(batch_sizes, torch.device("cpu"))
+        [(outputs, *_)] = lstm_loop.run_groups(LayerArithmetic(grouped), [layer], *given, steps)
+        (gradient,) = torch.autograd.grad(outputs.sum(), given[0])
+        found.append((outputs, gradient))
+    others = [0, 2, 3, 5, 6]  # rows of the first and the third sequence
+    for without, with_nan in zip(*found, strict=True):
+        torch.testing.assert_close(with_nan[0, others], without[0, others], rtol=0, atol=0)
+    assert found[1][0][0, [4, 7]].isnan().all() and not found[1][0][0, 1].isnan().any()
