@@ -28,7 +28,7 @@ from modeling_elmo.encoder import pack_words
 from modeling_elmo.tokenization.elmo_characters import BOS_ID, EOS_ID, UNK_ID
 from modeling_elmo.tokenization.tokenization_elmo import one_call_at_a_time
 
-from .corpus import WHITESPACE, Corpus, SourceSentence
+from .corpus import Corpus, SourceSentence
 from .counting import SentenceText, Survey, words_of
 
 logger = logging.get_logger(__name__)
@@ -61,7 +61,6 @@ class SentenceEncoder:
 
     def __init__(self, tokenizer: ELMoTokenizer, is_split_into_words: bool):
         self.table = tokenizer.word_table
-        self.splitter = WHITESPACE if is_split_into_words else tokenizer.splitter
         self.splits_at_spaces = is_split_into_words or tokenizer.splitter.name == "whitespace"
         self.split = str.split if self.splits_at_spaces else tokenizer.splitter.words
 

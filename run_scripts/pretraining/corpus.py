@@ -167,7 +167,6 @@ class Corpus:
         alphabet: str = "utf8",
         id_of: Callable[[str], int] | None = None,
         rules: str = "whitespace",
-        stored: Path | None = None,
     ) -> Survey | None:
         """Reads the whole corpus once, as `count_words` does; `None` for a streamed data set. Warns of its flaws.
 
@@ -177,7 +176,7 @@ class Corpus:
         """
         if self.is_streamed:
             return None
-        counts = count_words(self, splitter, held_out, stored)
+        counts = count_words(self, splitter, held_out)
         counts.warn(self, rules)
         return counts.survey(alphabet, id_of)
 
