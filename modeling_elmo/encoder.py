@@ -77,9 +77,13 @@ def maxima_in_few_sizes(
 def cropped(characters_UW: Tensor, widest: int, multiple: int = 1) -> Tensor:
     """Words without the positions that are padding in all of them; the widest filter keeps one window of padding.
 
+    Words that are on an accelerator stay as they are: the model reads those of a text from the CPU.
+
     Args:
         multiple: what the number of positions is rounded up to, unless the words have fewer.
     """
+    if characters_UW.device.type != "cpu":
+        return characters_UW  # to read the lengths would wait for the device
     longest = int(_lengths(characters_UW).max()) if len(characters_UW) else 0
     length = longest + widest
     return characters_UW[:, : length + -length % multiple]
@@ -176,20 +180,25 @@ class VocabularyCacheMixin:
 
         Words of `cache_vocabulary` are looked up, unless they need a gradient or a hook is to see them.
         """
-        if self.word_embeddings is not None:
-            check_range("input_ids", words_UX[..., 0], self.config.vocab_size)
-        if self.char_encoder is not None:
-            check_range("character_ids", words_UX[..., -self.config.max_word_length :], self.config.char_vocab_size)
+        self.check_words(words_UX)
         words_UX = words_UX.long()
         cache = self._usable_cache()
         if cache is None:
             return self.compute_words(words_UX)
-        shape, words_UX = words_UX.shape[:-1], to_device(words_UX, cache.words.device).flatten(0, -2)
-        known_U, rows_U = cache.find(words_UX)
+        shape, words_UX = words_UX.shape[:-1], words_UX.flatten(0, -2)
+        known_U, rows_U = cache.find(to_device(words_UX, cache.words.device))
         vectors_UP = cache.vectors[rows_U]
         if not known_U.all():
-            vectors_UP[~known_U] = self.compute_words(words_UX[~known_U]).to(vectors_UP)
+            unknown_UX = words_UX[~known_U.to(words_UX.device)]
+            vectors_UP[~known_U] = self.compute_words(unknown_UX).to(vectors_UP)
         return vectors_UP.unflatten(0, shape)
+
+    def check_words(self, words_UX: Tensor):
+        """Raises a `ValueError` unless the model has a vector for each id, as in `encode_words`."""
+        if self.word_embeddings is not None:
+            check_range("input_ids", words_UX[..., 0], self.config.vocab_size)
+        if self.char_encoder is not None:
+            check_range("character_ids", words_UX[..., -self.config.max_word_length :], self.config.char_vocab_size)
 
     def token_encoder(self) -> list[nn.Module]:
         parts = (self.char_encoder, self.word_embeddings, self.token_projection)

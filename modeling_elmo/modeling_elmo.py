@@ -536,7 +536,8 @@ class ELMoModel(VocabularyCacheMixin, ELMoPreTrainedModel):
         if self.word_embeddings is not None:
             features.append(self.word_embeddings(to_device(words_UX[..., 0], self.word_embeddings.weight.device)))
         if self.char_encoder is not None:
-            features.append(self.char_encoder(words_UX[..., -self.config.max_word_length :]))
+            characters = words_UX if self.word_embeddings is None else words_UX[..., 1:]
+            features.append(self.char_encoder(characters))
         token_vectors = torch.cat(features, dim=-1)
         if self.token_projection is not None:
             token_vectors = fast_linear(self.token_projection, token_vectors)
@@ -558,7 +559,7 @@ class ELMoModel(VocabularyCacheMixin, ELMoPreTrainedModel):
         rows = batch.rows_S, (other or batch).rows_S
         starts = [states_of_sequences(states, direction, rows_S) for direction, rows_S in enumerate(rows)]
         results = None
-        if self._has_own_lstms():
+        if self.has_own_lstms():
             results = run_at_once(lstms, streams, starts)
         if results is None:
             results = [lstm(stream, *start) for lstm, stream, start in zip(lstms, streams, starts, strict=True)]
@@ -567,7 +568,7 @@ class ELMoModel(VocabularyCacheMixin, ELMoPreTrainedModel):
         backward_states = states_of_rows(states, 1, rows[1], backward_ends)
         return BothDirections(forward, backward, join_states(forward_states, backward_states))
 
-    def _has_own_lstms(self) -> bool:
+    def has_own_lstms(self) -> bool:
         """Whether kernels may read the weights of all LSTMs: no module is wrapped or hooked, so that it must be called.
 
         Their linear layers are looked at where a kernel is chosen.

@@ -5,6 +5,7 @@ sampled softmax; R rows of the output layer in use: all V, or the candidates and
 """
 
 import math
+from itertools import chain
 from typing import Any, NamedTuple
 
 import torch
@@ -16,7 +17,14 @@ from .base import chosen_rows, zero_row
 from .kernels.plan import forced_backend, make_plan
 from .kernels.products import fast_linear, product, suits_mkl, weight_gradient
 from .kernels.softmax_cuda import cross_entropy_in_triton, has_softmax_kernel, room_for_logits
-from .kernels.torch_state import first_derivative, is_unmodified, product_dtype, sees_values_only, to_device
+from .kernels.torch_state import (
+    first_derivative,
+    is_unmodified,
+    product_dtype,
+    sees_values_only,
+    to_device,
+    to_device_at_once,
+)
 
 try:  # optional, only for CUDA
     from cut_cross_entropy import linear_cross_entropy
@@ -35,6 +43,18 @@ class Candidates(NamedTuple):
 
     ids_C: Tensor  # (C,) distinct word ids, never pad_token_id; on the CPU, which draws them
     tries: Tensor  # () int64: number of draws until C were distinct
+
+
+class AdaptiveTargets(NamedTuple):
+    """The targets of an adaptive softmax. `ELMoSoftmax.arrange` makes them.
+
+    Attributes:
+        classes_N: the class of each prediction in the head: a frequent word, or the cluster of a rare one.
+        clusters: of each cluster, the predictions `(M,)` whose targets it has, and the number of each in the cluster.
+    """
+
+    classes_N: Tensor
+    clusters: list[tuple[Tensor, Tensor]]
 
 
 class ELMoSoftmax(nn.Module):
@@ -84,7 +104,7 @@ class ELMoSoftmax(nn.Module):
     def forward(
         self,
         hidden_NP: Tensor,
-        targets_N: Tensor | None = None,
+        targets_N: Tensor | AdaptiveTargets | None = None,
         scale_N: Tensor | None = None,
         candidates: Candidates | None = None,
     ) -> Any:
@@ -95,7 +115,7 @@ class ELMoSoftmax(nn.Module):
         Args:
             hidden_NP: `(N, projection_size)`.
             targets_N: `(N,)`, word ids other than `<PAD>`. A sampled or adaptive softmax waits least if they are on the
-                CPU.
+                CPU. An adaptive one also takes them as `arrange` returns them, on its device.
             scale_N: `(N,)`, the weight of each prediction in the loss, without gradient. Default: ones.
             candidates: only for a sampled softmax in training. Default: drawn at this call.
 
@@ -106,7 +126,9 @@ class ELMoSoftmax(nn.Module):
         """
         if targets_N is None:
             return self._log_probabilities(hidden_NP)
-        scale_N = hidden_NP.new_ones(len(targets_N), dtype=_sum_dtype(hidden_NP)) if scale_N is None else scale_N
+        scale_N = hidden_NP.new_ones(len(hidden_NP), dtype=_sum_dtype(hidden_NP)) if scale_N is None else scale_N
+        if isinstance(targets_N, AdaptiveTargets):
+            return self._arranged_loss(hidden_NP, targets_N, scale_N)
         if self.adaptive is not None:
             return self._adaptive_loss(hidden_NP, targets_N.cpu(), scale_N)
         if self.training and self.softmax_type == "sampled":
@@ -192,21 +214,37 @@ class ELMoSoftmax(nn.Module):
         return cross_entropy(hidden_NP, weight_RP, bias_R, places_N, scale_N, excluded_R, offset_R)
 
     def _adaptive_loss(self, hidden_NP: Tensor, targets_N: Tensor, scale_N: Tensor) -> tuple[Tensor, Tensor]:
-        """`torch.nn.AdaptiveLogSoftmaxWithLoss` by `cross_entropy`. Each rare word adds a loss in its cluster."""
-        ranks_N, cutoffs = targets_N - (targets_N > self.pad_token_id).long(), self.adaptive.cutoffs
+        """`torch.nn.AdaptiveLogSoftmaxWithLoss` by `cross_entropy`."""
         layers = [self.adaptive.head, *(layer for cluster in self.adaptive.tail for layer in cluster)]
         if not getattr(self, "_is_replica", False) and not all(is_unmodified(layer, (nn.Linear,)) for layer in layers):
-            return self._modified_loss(hidden_NP, ranks_N, scale_N)
+            return self._modified_loss(hidden_NP, self._ranks(targets_N), scale_N)
+        classes_N, clusters = self.arrange(targets_N)
+        tensors = [classes_N, *chain.from_iterable(clusters)]
+        classes_N, *moved = to_device_at_once(tensors, hidden_NP.device)
+        clusters = list(zip(moved[::2], moved[1::2], strict=True))
+        return self._arranged_loss(hidden_NP, AdaptiveTargets(classes_N, clusters), scale_N)
+
+    def _ranks(self, targets_N: Tensor) -> Tensor:
+        """The numbers of words among all words but `<PAD>`."""
+        return targets_N - (targets_N > self.pad_token_id).long()
+
+    def arrange(self, targets_N: Tensor) -> AdaptiveTargets:
+        """The targets `(N,)`, on the CPU, by the clusters of an adaptive softmax."""
+        ranks_N, cutoffs = self._ranks(targets_N), self.adaptive.cutoffs
         clusters_N = torch.bucketize(ranks_N, ranks_N.new_tensor(cutoffs[:-1]), right=True)  # 0: none
-        classes_N = torch.where(clusters_N > 0, cutoffs[0] + clusters_N - 1, ranks_N)
-        head, device = self.adaptive.head, hidden_NP.device
-        loss, losses_N = cross_entropy(hidden_NP, head.weight, head.bias, to_device(classes_N, device), scale_N)
-        for number, (narrow, words) in enumerate(self.adaptive.tail, 1):
+        clusters = []
+        for number in range(1, len(cutoffs)):
             rows_M = (clusters_N == number).nonzero()[:, 0]
-            # An empty cluster takes part with a gradient of 0, because DistributedDataParallel waits for it.
-            ranks_M = to_device(ranks_N[rows_M] - cutoffs[number - 1], device)
-            rows_M = to_device(rows_M, device)
-            inner_MX = fast_linear(narrow, hidden_NP[rows_M])
+            clusters.append((rows_M, ranks_N[rows_M] - cutoffs[number - 1]))
+        return AdaptiveTargets(torch.where(clusters_N > 0, cutoffs[0] + clusters_N - 1, ranks_N), clusters)
+
+    def _arranged_loss(self, hidden_NP: Tensor, targets: AdaptiveTargets, scale_N: Tensor) -> tuple[Tensor, Tensor]:
+        """Each rare word adds a loss in its cluster to that of the cluster in the head."""
+        head = self.adaptive.head
+        loss, losses_N = cross_entropy(hidden_NP, head.weight, head.bias, targets.classes_N, scale_N)
+        # An empty cluster takes part with a gradient of 0, because DistributedDataParallel waits for it.
+        for (narrow, words), (rows_M, ranks_M) in zip(self.adaptive.tail, targets.clusters, strict=True):
+            inner_MX = fast_linear(narrow, hidden_NP.index_select(0, rows_M))
             no_bias_R = head.bias.new_zeros(len(words.weight))
             more, more_M = cross_entropy(inner_MX, words.weight, no_bias_R, ranks_M, scale_N[rows_M])
             loss, losses_N = loss + more, losses_N.index_add(0, rows_M, more_M)

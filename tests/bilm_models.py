@@ -12,8 +12,10 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from modeling_elmo import ELMoConfig, ELMoForPreTraining, ELMoModel, ELMoTokenizer, elmo_backend
 from modeling_elmo.inputs import pack
+from modeling_elmo.kernels import lstm_cuda
 from modeling_elmo.kernels.int8 import int8_obstacle
-from modeling_elmo.kernels.sequences import Stream
+from modeling_elmo.kernels.lstm_loop import Arithmetic
+from modeling_elmo.kernels.sequences import Steps, Stream
 from modeling_elmo.modeling_elmo import ELMoLSTM
 
 LENGTHS = [6, 1, 4]  # of texts
@@ -49,6 +51,61 @@ def computed_by(kernel):
         elmo_backend("trial") if kernel == "grouped" else nullcontext(),
     ):
         yield
+
+
+@contextmanager
+def filled_with_nan():
+    """What is read before it was written is NaN."""
+    torch.use_deterministic_algorithms(True)
+    try:
+        yield
+    finally:
+        torch.use_deterministic_algorithms(False)
+
+
+@contextmanager
+def layers_by_steps(functions=None):
+    """Inside, `LayerArithmetic` calls the definition, on every device, where it launches a kernel."""
+    forward, backward = functions[-2:] if functions else (layer_forward, layer_backward)
+
+    def launch(_, kernel, tensors, rooms, rows, weights, cell_KSH, steps, clips, **options):
+        if kernel is lstm_cuda._layer_forward:
+            *given, values_KNG, _ = tensors
+            forward(given, [values_KNG, *rooms], steps.on_device, clips)
+        else:
+            backward([*tensors[2:]], [*tensors[:2], *rooms], steps.on_device, clips)
+        return True
+
+    with patch.object(lstm_cuda.LayerArithmetic, "_launch", launch):
+        yield
+
+
+def layer_forward(given, rooms, sizes, clips):
+    """What a kernel computes, which reads the sizes of the steps when it runs."""
+    gates_KNG, state_weight, projection, hidden_KSP, cell_KSH = given
+    values_KNG, outputs_KNP, cells_KNH = rooms
+    steps, rows = steps_of(sizes)
+    of_tokens = gates_KNG[:, rows].clone(), (state_weight, projection), hidden_KSP, cell_KSH
+    written = outputs_KNP[:, rows], cells_KNH[:, rows]
+    kept_KNG = Arithmetic().forward_steps(*of_tokens, *written, steps, clips, True)
+    if values_KNG.numel():
+        values_KNG[:, rows] = kept_KNG
+
+
+def layer_backward(given, rooms, sizes, clips):
+    state_weight, projection, cell_KSH, values_KNG, cells_KNH, outputs_KNP = given
+    grad_projected_KNP, grad_cell_KSH, grad_gates_KNG, raw_KNH, grad_hidden_KSP = rooms
+    steps, rows = steps_of(sizes)
+    kept = outputs_KNP[:, rows], cells_KNH[:, rows], values_KNG[:, rows].to(cell_KSH.dtype), cell_KSH
+    found = Arithmetic().backward_steps(
+        grad_projected_KNP[:, rows], grad_cell_KSH, (state_weight, projection), *kept, steps, clips
+    )
+    grad_gates_KNG[:, rows], raw_KNH[:, rows], grad_hidden_KSP[:] = found
+
+
+def steps_of(sizes):
+    sizes = sizes[1 : 1 + sizes[0]].tolist()
+    return Steps(sizes, torch.device("cpu")), slice(0, sum(sizes))
 
 
 def tiny_model(cls=ELMoModel, seed=0, **overrides):

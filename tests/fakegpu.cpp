@@ -135,8 +135,12 @@ struct FakeHooks final : at::PrivateUse1HooksInterface {
 // ---- counters and graphs -----------------------------------------------------------------------------------------
 std::mutex lock;
 std::map<std::string, int64_t> launches;  // kernels by operator
-std::atomic<bool> counting{false};
+std::atomic<bool> counting{false}, capturing{false};
 PyObject* callback = nullptr;  // (kind, operator), at each wait
+struct Graph {
+  std::vector<std::function<void()>> calls;  // what a replay does again, with the same memory
+};
+std::shared_ptr<Graph> current;
 
 void launched(const std::string& name) {
   if (!counting) return;
@@ -144,6 +148,7 @@ void launched(const std::string& name) {
   launches[name]++;
 }
 void waits(const std::string& kind, const std::string& name) {
+  TORCH_CHECK(!capturing, "operation not permitted when stream is capturing: ", kind, " in ", name);
   if (!counting || !callback) return;
   py::gil_scoped_acquire gil;
   py::reinterpret_borrow<py::object>(callback)(kind, name);
@@ -269,6 +274,16 @@ void waits_by_arguments(const std::string& name, const std::vector<c10::IValue>&
   if (masks && !(given == 1 && masks == 1 && is_one_number)) waits("nonzero", name);
 }
 
+// Brings a result to where it was when the graph was recorded.
+void refill(const c10::IValue& then, const c10::IValue& now) {
+  if (now.isTensorList()) {
+    const auto to = then.toTensorVector(), from = now.toTensorVector();
+    for (size_t k = 0; k < to.size(); k++) refill(to[k], from[k]);
+  } else if (now.isTensor() && now.toTensor().defined() && !now.toTensor().is_same(then.toTensor())) {
+    then.toTensor().copy_(now.toTensor());
+  }
+}
+
 void fallback(const c10::OperatorHandle& op, Stack* stack) {
   const auto& schema = op.schema();
   std::string name = schema.name().substr(schema.name().find("::") + 2);
@@ -307,12 +322,14 @@ void fallback(const c10::OperatorHandle& op, Stack* stack) {
     }
   }
   if (waiting.count(name)) waits(name, name);
+  Stack inputs(stack->begin() + first, stack->end());
   {
     at::AutoDispatchBelowADInplaceOrView guard;
     op.callBoxed(stack);
   }
   aliases.write_back();
   const size_t results = schema.returns().size(), start = stack->size() - results;
+  Stack outputs(stack->begin() + start, stack->end());
   bool only_views = results > 0 && !writes;
   for (size_t k = start; k < stack->size(); k++) {
     auto& value = (*stack)[k];
@@ -328,19 +345,34 @@ void fallback(const c10::OperatorHandle& op, Stack* stack) {
       value = c10::IValue(c10::List<Tensor>(list));
     }
   }
-  if (!only_views) launched(name);
+  if (only_views) return;
+  launched(name);
+  if (capturing)
+    current->calls.push_back([op, inputs, outputs]() {
+      Stack again = inputs;
+      op.callBoxed(&again);
+      for (size_t k = 0; k < outputs.size(); k++) refill(outputs[k], again[again.size() - outputs.size() + k]);
+    });
 }
 
 // ---- operators of the device itself ------------------------------------------------------------------------------
+void forget(c10::Storage memory) {  // another tensor of the graph may have had it
+  if (!capturing) return;
+  current->calls.push_back([memory]() { std::memset(memory.unsafeGetStorageImpl()->mutable_data(), 0xff, memory.nbytes()); });
+}
 Tensor empty_memory_format(c10::IntArrayRef size, std::optional<at::ScalarType> dtype, std::optional<at::Layout> layout,
                            std::optional<at::Device>, std::optional<bool> pin, std::optional<at::MemoryFormat> format) {
-  return at::detail::empty_generic(size, &allocator, c10::DispatchKeySet(c10::DispatchKey::PrivateUse1),
+  auto fresh = at::detail::empty_generic(size, &allocator, c10::DispatchKeySet(c10::DispatchKey::PrivateUse1),
                                    c10::dtype_or_default(dtype), format);
+  forget(fresh.storage());
+  return fresh;
 }
 Tensor empty_strided(c10::IntArrayRef size, c10::IntArrayRef stride, std::optional<at::ScalarType> dtype,
                      std::optional<at::Layout>, std::optional<at::Device>, std::optional<bool>) {
-  return at::detail::empty_strided_generic(size, stride, &allocator, c10::DispatchKeySet(c10::DispatchKey::PrivateUse1),
-                                           c10::dtype_or_default(dtype));
+  const c10::DispatchKeySet keys(c10::DispatchKey::PrivateUse1);
+  auto fresh = at::detail::empty_strided_generic(size, stride, &allocator, keys, c10::dtype_or_default(dtype));
+  forget(fresh.storage());
+  return fresh;
 }
 Tensor copy_from(const Tensor& self, const Tensor& dst, bool non_blocking) {
   const bool from = self.device().type() == kFake, to = dst.device().type() == kFake;
@@ -355,6 +387,7 @@ Tensor copy_from(const Tensor& self, const Tensor& dst, bool non_blocking) {
   }
   at::AutoDispatchBelowADInplaceOrView guard;
   target.copy_(source);
+  if (capturing) current->calls.push_back([target, source]() { target.copy_(source); });
   return dst;
 }
 Tensor copy_from_and_resize(const Tensor& self, const Tensor& dst) {
@@ -396,7 +429,12 @@ Tensor convolution(const Tensor& x, const Tensor& w, const Optional& b, c10::Int
   Aliases aliases;
   auto bias = b && b->defined() ? Optional(aliases.of(*b)) : std::nullopt;
   at::AutoDispatchBelowADInplaceOrView guard;
-  auto y = at::convolution(aliases.of(x), aliases.of(w), bias, stride, pad, dilation, transposed, out_pad, groups);
+  auto again = [=, x = aliases.of(x), w = aliases.of(w), stride = stride.vec(), pad = pad.vec(),
+                dilation = dilation.vec(), out_pad = out_pad.vec()]() {
+    return at::convolution(x, w, bias, stride, pad, dilation, transposed, out_pad, groups);
+  };
+  auto y = again();
+  if (capturing) current->calls.push_back([again, y]() { y.copy_(again()); });
   return Aliases::moved(y);
 }
 std::tuple<Tensor, Tensor, Tensor> convolution_backward(const Tensor& g, const Tensor& x, const Tensor& w,
@@ -408,8 +446,20 @@ std::tuple<Tensor, Tensor, Tensor> convolution_backward(const Tensor& g, const T
     if (wanted) launched("convolution_backward");
   Aliases aliases;
   at::AutoDispatchBelowADInplaceOrView guard;
-  auto [a, b, c] = at::convolution_backward(aliases.of(g), aliases.of(x), aliases.of(w), c10::IntArrayRef{w.size(0)},
-                                            stride, pad, dilation, transposed, out_pad, groups, mask);
+  auto again = [=, g = aliases.of(g), x = aliases.of(x), w = aliases.of(w), stride = stride.vec(), pad = pad.vec(),
+                dilation = dilation.vec(), out_pad = out_pad.vec()]() {
+    const c10::IntArrayRef bias{w.size(0)};
+    return at::convolution_backward(g, x, w, bias, stride, pad, dilation, transposed, out_pad, groups, mask);
+  };
+  auto found = again();
+  if (capturing)
+    current->calls.push_back([again, found]() {
+      auto now = again();
+      if (std::get<0>(now).defined()) std::get<0>(found).copy_(std::get<0>(now));
+      if (std::get<1>(now).defined()) std::get<1>(found).copy_(std::get<1>(now));
+      if (std::get<2>(now).defined()) std::get<2>(found).copy_(std::get<2>(now));
+    });
+  auto [a, b, c] = found;
   auto up = [](const Tensor& t) { return t.defined() ? Aliases::moved(t) : t; };
   return {up(a), up(b), up(c)};
 }
@@ -528,5 +578,14 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
     counting = true;
   });
   m.def("stop", []() { counting = false; return launches; });
+  py::class_<Graph, std::shared_ptr<Graph>>(m, "Graph");
+  m.def("begin_capture", []() { current = std::make_shared<Graph>(); capturing = true; });
+  m.def("end_capture", []() { capturing = false; return std::move(current); });
+  m.def("replay", [](const Graph& graph) {
+    py::gil_scoped_release released;
+    at::AutoDispatchBelowADInplaceOrView guard;
+    for (const auto& call : graph.calls) call();
+    launched("graph");
+  });
   m.def("seed", [](uint64_t n) { hostGenerator().set_current_seed(n); });
 }

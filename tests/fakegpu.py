@@ -11,6 +11,7 @@ As on CUDA, operators refuse tensors of two devices, except indices, and 0-dim t
 takes them. `recording` counts launches (operators that are not views; CUDA launches at least one kernel for each) and
 waits of the host for the device: `.item()`, `bool(tensor)`, copies to the host, copies from pageable memory (also with
 `non_blocking=True`), masks as indices, and operators whose CUDA kernels wait. Memory is NaN until it is written.
+`cuda_graphs` lends `torch.cuda` graphs that refuse waits and repeat launches with the same memory, and one stream.
 
 Not simulated: streams and races, limits of memory, CUDA's numerics, kernels that CUDA lacks for a dtype,
 `device.type == "cuda"`.
@@ -21,6 +22,7 @@ from collections import Counter
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from types import ModuleType
+from unittest.mock import Mock, patch
 
 import torch
 from torch.utils.cpp_extension import load
@@ -74,6 +76,28 @@ def as_one_launch(function):
         return result
 
     return launch
+
+
+class CUDAGraph:
+    def replay(self):
+        _C.replay(self.calls)
+
+
+@contextmanager
+def _capture(graph: CUDAGraph):
+    _C.begin_capture()
+    try:
+        yield
+    finally:
+        graph.calls = _C.end_capture()
+
+
+@contextmanager
+def cuda_graphs():
+    stream = Mock()
+    values = {"CUDAGraph": CUDAGraph, "graph": _capture, "Stream": lambda: stream, "current_stream": lambda: stream}
+    with patch.multiple(torch.cuda, **values, stream=nullcontext):
+        yield
 
 
 def _start(seen: Recording):

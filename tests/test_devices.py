@@ -8,17 +8,26 @@ import json
 import os
 import shutil
 from contextlib import contextmanager, nullcontext
+from functools import cache, partial
 from unittest.mock import patch
 
 import pytest
 import torch
 from accelerate.state import AcceleratorState
-from bilm_models import computed_by, make_batch, make_model, tiny_model
+from bilm_models import (
+    computed_by,
+    layer_backward,
+    layer_forward,
+    layers_by_steps,
+    make_batch,
+    make_model,
+    tiny_model,
+)
 from head_models import HEADS, make_coreference_pipeline, make_role_pipeline, stirred
 from head_models import batch_of as batch_of_head
 from head_models import make_model as make_head
 from head_models import targets_of as targets_of_head
-from pretraining_worker import pretrain
+from pretraining_worker import assert_same, contents, pretrain
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_map
 from transformers import Trainer, TrainingArguments
 
@@ -365,15 +374,12 @@ def test_what_waits(code, waits, fakegpu):
 
 
 @simulated
-@pytest.mark.parametrize("kernel, launches", [("fused", 760), ("persistent", 618)])
-def test_launches_and_waits_of_pretraining(kernel, launches, fakegpu, monkeypatch, tmp_path):
+@pytest.mark.parametrize("way, launches", [("steps", 760), ("layers", 622), ("graph", 176)])
+def test_launches_and_waits_of_pretraining(way, launches, fakegpu, monkeypatch, tmp_path):
     """A step of `elmo pretrain`: sentences, an adaptive softmax, bfloat16, Muon. Only an entry of the log waits."""
-    if kernel == "fused":
+    if way == "steps":
         for name in ("cell_forward", "cell_backward"):
             monkeypatch.setattr(lstm_cuda, name, fakegpu.as_one_launch(getattr(lstm_cuda, name)))
-    for name in ("forward_steps", "backward_steps"):
-        in_one_launch = fakegpu.as_one_launch(getattr(lstm_cuda.StepArithmetic, name))
-        monkeypatch.setattr(lstm_cuda.LayerArithmetic, name, in_one_launch)
     recorded = {"_step": [], "_log": []}
 
     def record(name, method):
@@ -389,13 +395,96 @@ def test_launches_and_waits_of_pretraining(kernel, launches, fakegpu, monkeypatc
     filters = {"char_embedding_size": 4, "char_cnn_filters": [[width, 4] for width in range(1, 8)]}
     overrides = {**filters, "projection_size": 16, "adaptive_cutoffs": [30, 60]}
     options = {"softmax_type": "adaptive", "optim": "muon", "bf16": True, "config_overrides": overrides}
-    with computed_by(kernel):
-        run_on(DEVICE, tmp_path, **options, per_device_train_batch_tokens=400, max_steps=3, logging_steps=1)
-    seen, log = recorded["_step"][-1], recorded["_log"][-2]  # optimizers make their states in the first step
+    options |= {"per_device_train_batch_tokens": 400, "max_steps": 11, "cuda_graph": way == "graph"}
+    with computed_by("fused") if way == "steps" else one_launch_a_layer():
+        run_on(DEVICE, tmp_path, **options, logging_steps=1)
+    seen, log = recorded["_step"][2 if way == "steps" else -1], recorded["_log"][-2]
     # Both directions of two layers at once, in 8 steps or in one launch.
-    assert seen.launches["cell_forward" if kernel == "fused" else "forward_steps"] == (16 if kernel == "fused" else 2)
+    counted = {"steps": ("cell_forward", 16), "layers": ("layer_forward", 2), "graph": ("graph", 1)}
+    name, number = counted[way]
+    assert seen.launches[name] == number
     assert seen.num_launches <= launches and seen.num_waits == 0, f"{seen.launches}, {seen.waits}"
     assert log.num_waits == 1, log.waits  # the last call, after training, has nothing to log
+
+
+GRAPHS = {
+    "full": ({"gradient_accumulation_steps": 2}, 1e-5),
+    "adaptive": (
+        {"softmax_type": "adaptive", "optim": "muon", "config_overrides": {"adaptive_cutoffs": [30, 60]}},
+        1e-5,
+    ),
+    "bfloat16": ({"bf16": True, "gradient_scale": 3.0}, 1e-2),
+    "words": ({"config_overrides": {"word_embedding_size": 8}}, 1e-5),
+}
+IN_GRAPHS = {"max_steps": 14, "save_steps": 12}  # the first 9 batches decide about the room
+
+
+@contextmanager
+def one_launch_a_layer():
+    """And graphs, which are simulated, too."""
+    if not IS_SIMULATED:
+        with elmo_backend("trial"):
+            yield
+        return
+    import fakegpu
+
+    with computed_by("persistent"), layers_by_steps(layers_as_operators()), fakegpu.cuda_graphs():
+        yield
+
+
+@cache
+def layers_as_operators():
+    """Operators of torch, which a graph of the simulated device records and calls again."""
+    library = torch.library.Library("elmo_tests", "DEF")
+    for function in (layer_forward, layer_backward):
+        library.define(f"{function.__name__}(Tensor[] given, Tensor(a!)[] rooms, Tensor sizes, float[] clips) -> ()")
+        library.impl(function.__name__, function, "CPU")
+    return library, torch.ops.elmo_tests.layer_forward, torch.ops.elmo_tests.layer_backward
+
+
+@pytest.mark.parametrize("options, tolerance", GRAPHS.values(), ids=GRAPHS)
+def test_pretraining_in_a_graph(options, tolerance, tmp_path):
+    widths = {"projection_size": 16, "lstm_hidden_size": 32, "dropout": 0.0}
+    options = {**IN_GRAPHS, **options, "config_overrides": {**widths, **options.get("config_overrides", {})}}
+    with one_launch_a_layer():
+        expected = run_on(DEVICE, tmp_path / "steps", **options)
+        found = run_on(DEVICE, tmp_path / "graph", **options, cuda_graph=True)
+    assert figures_of(found) == pytest.approx(figures_of(expected), rel=tolerance)
+    shares = [entry["in_cuda_graph"] for entry in found.progress.log if "in_cuda_graph" in entry]
+    assert shares[0] == 0 and shares[-1] == 1
+
+
+def test_a_graph_repeats_its_steps_bit_for_bit(tmp_path):
+    """Also dropout: the random numbers of a step depend on its seed."""
+    options = {**RUN, **IN_GRAPHS, "cuda_graph": True, "config_overrides": {"dropout": 0.5}, "use_cpu": False}
+    with one_launch_a_layer(), on_accelerate(DEVICE):
+        run = pretrain(tmp_path, **options)
+        graph, parameters = run.graph, list(run.plain_model.train().parameters())
+        batch = next(iter(run._batches()))
+        [prepared] = graph.prepare([batch.inputs], batch.num_predictions)
+        found = []
+        for compute in (partial(graph.run, prepared), graph._backward):
+            for seed in (1, 1, 2):
+                torch.manual_seed(seed)
+                losses = compute()
+                found.append([losses.cpu(), *(parameter.grad.cpu().clone() for parameter in parameters)])
+                run.plain_model.zero_grad(set_to_none=False)
+    replayed, again, other, computed, *_, computed_other = found
+    for expected, same in ((replayed, again), (replayed, computed), (other, computed_other)):
+        torch.testing.assert_close(same, expected, rtol=0, atol=0)
+    assert not replayed[0].equal(other[0])
+
+
+def test_a_run_in_a_graph_resumes_exactly(tmp_path):
+    """The room is part of a checkpoint: another one would round differently."""
+    options = {**RUN, **IN_GRAPHS, "cuda_graph": True, "config_overrides": {"dropout": 0.5}, "use_cpu": False}
+    again = tmp_path / "again"
+    with one_launch_a_layer(), on_accelerate(DEVICE):
+        pretrain(tmp_path, **options)
+        shutil.copytree(tmp_path / "run" / "checkpoint-12", again / "checkpoint-12")
+    with one_launch_a_layer(), on_accelerate(DEVICE):
+        pretrain(tmp_path, **options, output_dir=again, resume_from_checkpoint="last")
+    assert_same(*(contents(folder / "checkpoint-14") for folder in (again, tmp_path / "run")))
 
 
 @simulated

@@ -96,8 +96,10 @@ def test_cases_of_a_card(monkeypatch):
     assert sizes[0] == min(sizes) and sizes[-1] == max(sizes)
     both = {tuple(case["implementations"]) for case in layers}
     assert both == {("fused", "plain definition", "torch.nn.LSTM"), ("new",)}
-    pretraining = [(case["tokens"], case["backend"]) for case in found if case["part"] == "pretraining"]
-    assert pretraining == [(4096, None), (16_384, None), (65_536, None), (16_384, "trial")]
+    names = "tokens", "backend", "cuda_graph"
+    pretraining = [tuple(case[name] for name in names) for case in found if case["part"] == "pretraining"]
+    sizes = [(tokens, None, cuda_graph) for tokens in (4096, 16_384, 65_536) for cuda_graph in (False, True)]
+    assert pretraining == [*sizes, (16_384, "trial", True)]
     names = [case["implementations"] for case in found if case["part"] == "inference"]
     assert names == [
         ["this package", "plain definition", "torch.nn.LSTM"],
@@ -108,7 +110,7 @@ def test_cases_of_a_card(monkeypatch):
     compiled = gpu_report.compilations(found)
     assert [case["implementations"] for case in compiled] == [["new"]] * len(SIZES_OF_CASES["cuda"].layers)
     assert {case["part"] for case in compiled} == {"compilation"}
-    assert [case["part"] for case in all_cases(parts=["pretraining"])] == ["pretraining"] * 4
+    assert [case["part"] for case in all_cases(parts=["pretraining"])] == ["pretraining"] * 7
     assert [case["part"] for case in all_cases(device="cpu")] == ["layers", "pretraining", "inference"]
 
 
@@ -162,12 +164,12 @@ def test_the_table_of_layers():
 def test_the_table_of_pretraining():
     row = {"part": "pretraining", "tokens": 16_384, "backend": None, "words_per_second": [90e3, 100e3, 110e3]}
     row |= {"operations_per_word": 80e6, "busy_seconds_per_step": 0.03, "words_per_step": 15_000.0}
-    row |= {"data_wait": 0.015, "loss": 7.25}
-    failed = {"part": "pretraining", "tokens": 65_536, "backend": "trial", "failure": "no answer within 60 s"}
+    row |= {"data_wait": 0.015, "loss": 7.25, "cuda_graph": False}
+    failed = {"part": "pretraining", "tokens": 65_536, "backend": "trial", "cuda_graph": True, "failure": "no answer"}
     lines = gpu_report.table_of_pretraining([row, failed], CONDITIONS).splitlines()
     assert lines[2:] == [
         "| 16,384 | this package | 100,000 (95,000 to 105,000) | 8 | 1.0% | 20% | 1.5% | 7.250 |",
-        "| 65,536 | this package, trial | no answer within 60 s | - | - | - | - | - |",
+        "| 65,536 | this package, trial, CUDA graph | no answer | - | - | - | - | - |",
     ]
     assert all(line.count("|") == 9 for line in lines)
 
@@ -268,7 +270,8 @@ def test_a_wrong_model_has_no_time(monkeypatch):
 
 def test_steps_of_pretraining(monkeypatch):
     """Those before and after the timed ones are not counted, and the arithmetic of the last one is."""
-    case = {**SIZES_OF_CASES["cpu"].pretraining, "part": "pretraining", "tokens": 64, "backend": None, "words": 1500}
+    case = {**SIZES_OF_CASES["cpu"].pretraining, "part": "pretraining", "tokens": 64, "words": 1500}
+    case |= {"backend": None, "cuda_graph": False}
     (row,) = gpu_cases.rows_of_case(CPU, case)
     assert len(row["words_per_second"]) == pretraining_speed.WINDOWS and 0 <= row["data_wait"] <= 1
     assert row["busy_seconds_per_step"] is None and 0 < row["words_per_step"] < 64

@@ -8,13 +8,14 @@ import os
 import re
 import subprocess
 import sys
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from types import SimpleNamespace
 from unittest.mock import patch
 
 import pytest
 import torch
-from bilm_models import computed_by, make_config, make_lstm, make_sequences, run_lstm, seeded
+import torch.nn.functional as F
+from bilm_models import computed_by, filled_with_nan, make_config, make_lstm, make_sequences, run_lstm, seeded
 from places import ROOT
 from triton_compiler import words_printed
 
@@ -23,7 +24,7 @@ from modeling_elmo.kernels import lstm_cuda, lstm_loop
 from modeling_elmo.kernels.lstm_cuda import LayerArithmetic, StepArithmetic
 from modeling_elmo.kernels.lstm_loop import cell_backward, cell_forward
 from modeling_elmo.kernels.plan import make_plan
-from modeling_elmo.kernels.sequences import Steps
+from modeling_elmo.kernels.sequences import Steps, StepsInRoom
 
 with suppress(ImportError):  # without triton, its tests are skipped
     from many_programs import broken, together, with_bfloat16
@@ -230,8 +231,11 @@ LAYERS = {  # cells, outputs, running sequences of each step, clips
 }
 
 
-def outcome_of_layer(arithmetic, case, dtype=torch.float32, projected=True, directions=2, device="cpu"):
-    """Outputs, states at the ends, and the gradients of all that a layer reads, in float64."""
+def outcome_of_layer(arithmetic, case, dtype=torch.float32, projected=True, directions=2, device="cpu", room=(0, 0)):
+    """Outputs, states at the ends, and the gradients of all that a layer reads, in float64.
+
+    `room`: tokens and sequences that are not there, after those that are, of steps that only the device knows.
+    """
     cells, width, batch_sizes, clip = case
     projected = projected and cells != width
     tokens, sequences, gates = sum(batch_sizes), batch_sizes[0], 4 * cells
@@ -245,10 +249,18 @@ def outcome_of_layer(arithmetic, case, dtype=torch.float32, projected=True, dire
     weights.append(make(width, cells, scale=cells**-0.5) if projected else None)
     tensors = make(tokens, width), make(sequences, width, scale=0.1), make(sequences, cells, scale=0.1, dtype=exact)
     layer, steps = lstm_loop.StackedLayer(*weights, clip, clip), Steps(batch_sizes, torch.device(device))
-    [outputs] = lstm_loop.run_groups(arithmetic, [layer], *([tensor] for tensor in tensors), steps)
-    with torch.no_grad():
-        [without_gradients] = lstm_loop.run_groups(arithmetic, [layer], *([tensor] for tensor in tensors), steps)
-    torch.testing.assert_close(without_gradients, outputs, rtol=0, atol=0)
+    in_room = tensors
+    if any(room):
+        more = room[0], room[1], room[1]
+        in_room = [F.pad(each, (0, 0, 0, size), value=0.5) for each, size in zip(tensors, more, strict=True)]
+        numbers = zip(StepsInRoom.numbers(steps, sequences + room[1]), (*room, room[0]), strict=True)
+        steps = StepsInRoom(*(F.pad(each, (0, size)) for each, size in numbers))
+    [outputs] = lstm_loop.run_groups(arithmetic, [layer], *([tensor] for tensor in in_room), steps)
+    if not any(room):
+        with torch.no_grad():
+            [without_gradients] = lstm_loop.run_groups(arithmetic, [layer], *([tensor] for tensor in tensors), steps)
+        torch.testing.assert_close(without_gradients, outputs, rtol=0, atol=0)
+    outputs = [each[:, :size] for each, size in zip(outputs, (tokens, sequences, sequences), strict=True)]
     given = [make(tokens, width), make(sequences, width), make(sequences, cells, dtype=exact)]
     wanted = [tensor for tensor in (*weights, *tensors) if tensor is not None]
     gradients = torch.autograd.grad(outputs, wanted, [value.detach() for value in given])
@@ -278,16 +290,6 @@ layers = pytest.mark.parametrize(
 barriers = pytest.mark.parametrize("grouped", [False, True], ids=["one barrier", "grouped"])
 
 
-@contextmanager
-def filled_with_nan():
-    """What is read before it was written is NaN."""
-    torch.use_deterministic_algorithms(True)
-    try:
-        yield
-    finally:
-        torch.use_deterministic_algorithms(False)
-
-
 @barriers
 @layers
 @interpreted
@@ -297,6 +299,17 @@ def test_a_layer_in_one_launch_equals_its_steps(case, split, grouped, monkeypatc
     expected = outcome_of_layer(StepArithmetic(), case, torch.float64)
     with together(), filled_with_nan():
         found = outcome_of_layer(LayerArithmetic(grouped), case)
+    assert max(errors(found, expected)) < 1e-6
+
+
+@barriers
+@layers
+@interpreted
+def test_a_layer_in_a_room_equals_its_steps(case, split, grouped, monkeypatch):
+    with_tiles(monkeypatch, SPLIT=split)
+    expected = outcome_of_layer(StepArithmetic(), case, torch.float64)
+    with filled_with_nan():
+        found = outcome_of_layer(LayerArithmetic(grouped), case, room=(5, 20))
     assert max(errors(found, expected)) < 1e-6
 
 

@@ -612,8 +612,8 @@ class LayerArithmetic(StepArithmetic):
     def backward_steps(
         self, grad_projected_KNP, grad_cell_KSH, weights, outputs_KNP, cells_KNH, values_KNG, cell_KSH, steps, clips
     ):
-        grad_gates_KNG = torch.empty_like(values_KNG, dtype=outputs_KNP.dtype)
-        raw_KNH = torch.empty_like(cells_KNH, dtype=outputs_KNP.dtype)
+        grad_gates_KNG = steps.new_rows(values_KNG, *values_KNG.shape, dtype=outputs_KNP.dtype)
+        raw_KNH = steps.new_rows(cells_KNH, *cells_KNH.shape, dtype=outputs_KNP.dtype)
         grad_hidden_KSP = grad_projected_KNP.new_zeros(*cell_KSH.shape[:2], grad_projected_KNP.shape[2])
         given = *_with_placeholder(weights), cell_KSH, values_KNG, cells_KNH, outputs_KNP
         rooms = grad_gates_KNG, raw_KNH, grad_hidden_KSP

@@ -297,7 +297,7 @@ def _forward_pass(
     """Outputs, cells and, if they are kept, the values of the gates: `(K, N, ...)`."""
     arithmetic, steps, clips, _ = settings
     directions, tokens, _ = inputs_KND.shape
-    outputs_KNP = hidden_KSP.new_empty(directions, tokens, hidden_KSP.shape[2])
+    outputs_KNP = steps.new_rows(hidden_KSP, directions, tokens, hidden_KSP.shape[2])
     cells_KNH = cell_KSH.new_empty(directions, tokens, cell_KSH.shape[2])
     weights = (
         arithmetic.prepare(state_weight_KGP),
@@ -313,8 +313,9 @@ def _forward_pass(
             gates_KNG = gates_KNG.clone()  # autograd's own, which a step must not write over
         rooms = outputs_KNP[:, rows], cells_KNH[:, rows]
         values_KNG = arithmetic.forward_steps(gates_KNG, weights, hidden_KSP, cell_KSH, *rooms, chunk, clips, keep)
-        last = chunk.rows[-1]
-        hidden_KSP, cell_KSH = (room[:, last] for room in rooms)
+        if chunk is not steps:
+            last = chunk.rows[-1]
+            hidden_KSP, cell_KSH = (room[:, last] for room in rooms)
     return outputs_KNP, cells_KNH, values_KNG
 
 

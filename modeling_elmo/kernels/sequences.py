@@ -72,6 +72,10 @@ class Steps:
         if sizes:
             yield (self if start == 0 else Steps(sizes, self.device)), slice(start, end)
 
+    def new_rows(self, like: Tensor, *sizes: int, dtype: torch.dtype | None = None) -> Tensor:
+        """Memory `(K, N, ...)` in which a kernel writes the row of each token."""
+        return like.new_empty(sizes, dtype=dtype)
+
     @cached_property
     def on_device(self) -> Tensor:
         """The number of steps, then the sizes of all steps, as a kernel on the device reads them: `(1 + T,)` int32."""
@@ -105,6 +109,34 @@ class Steps:
         sequence_N = torch.arange(len(step_N), device="cpu") - starts_T[step_N]
         first_row_N = torch.where(step_N > 0, self.batch_sizes[0] + starts_T[step_N - 1], 0)
         return to_device(first_row_N + sequence_N, self.device)
+
+
+class StepsInRoom(Steps):
+    """Steps whose number and sizes only the device knows: a kernel launched once serves all batches with fewer tokens.
+
+    Args:
+        sizes, last_S, before_N: the results of `numbers`, with zeros after them: `(1 + N,)`, `(S,)` and `(N,)` for the
+            N tokens and S sequences of the room. Rows after the last token are 0 in all that the steps compute.
+    """
+
+    def __init__(self, sizes: Tensor, last_S: Tensor, before_N: Tensor):
+        self.device = sizes.device
+        self.on_device = sizes.int()
+        self.last_S = last_S
+        self.before_N = before_N
+
+    @staticmethod
+    def numbers(steps: Steps, sequences: int) -> tuple[Tensor, Tensor, Tensor]:
+        """What a room with this number of sequences holds of some steps."""
+        here, before_N = steps.batch_sizes[0], steps.before_N
+        is_token_N = before_N >= here  # else, a state at the start
+        return steps.on_device, steps.last_S, torch.where(is_token_N, before_N + sequences - here, before_N)
+
+    def chunks(self, most: int) -> Iterator[tuple[Steps, slice]]:
+        yield self, slice(None)
+
+    def new_rows(self, like: Tensor, *sizes: int, dtype: torch.dtype | None = None) -> Tensor:
+        return like.new_zeros(sizes, dtype=dtype)
 
 
 class Stream(NamedTuple):

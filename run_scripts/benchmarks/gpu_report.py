@@ -199,9 +199,11 @@ def cases(parsed: GPUReportArguments, conditions: dict[str, Any]) -> Iterator[Ca
     if "pretraining" in parsed.parts:
         case = {"part": "pretraining", **sizes.pretraining, "seconds": 60}
         for tokens in sizes.tokens:
-            yield {**case, "tokens": tokens, "backend": None}
+            for cuda_graph in (False, True) if is_card(parsed) else (False,):
+                yield {**case, "tokens": tokens, "backend": None, "cuda_graph": cuda_graph}
         for backend in trials:
-            yield {**case, "tokens": sizes.tokens[len(sizes.tokens) // 2], "backend": backend}
+            middle = sizes.tokens[len(sizes.tokens) // 2]
+            yield {**case, "tokens": middle, "backend": backend, "cuda_graph": True}
     if "inference" in parsed.parts:
         case = {"part": "inference", "preset": sizes.preset, "batches": sizes.batches, "seconds": 60}
         yield {**case, "implementations": [OURS, DEFINITION, CUDNN]}
@@ -217,6 +219,8 @@ def cases(parsed: GPUReportArguments, conditions: dict[str, Any]) -> Iterator[Ca
 def title_of_case(case: Case) -> str:
     names = [str(case[name]) for name in (*SHAPE, "tokens") if name in case]
     which = case.get("implementations", [case.get("backend") or OURS])
+    if case.get("cuda_graph"):
+        which = [*which, "CUDA graph"]
     return " ".join([case["part"], "/".join(names), ", ".join(which)])
 
 
@@ -404,6 +408,8 @@ def table_of_pretraining(rows: list[GPURow], conditions: dict[str, Any]) -> str:
     lines = []
     for row in rows:
         name = f"{OURS}, {row['backend']}" if row["backend"] else OURS
+        if row["cuda_graph"]:
+            name += ", CUDA graph"
         if "failure" in row:
             lines.append([f"{row['tokens']:,}", name, row["failure"], *"-----"])
             continue

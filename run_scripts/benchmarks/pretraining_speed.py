@@ -7,6 +7,7 @@ frequencies of English. After the timed steps, a few more are profiled, and the 
 import json
 import time
 from collections.abc import Iterator
+from math import ceil
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -20,12 +21,13 @@ from torch.utils.flop_counter import FlopCounterMode
 from modeling_elmo import elmo_backend
 
 from ..pretraining.corpus import Corpus, CorpusArguments
+from ..pretraining.graph import FEW_BATCHES
 from ..pretraining.loop import Pretraining, PretrainingArguments
 from ..pretraining.starting_model import ModelArguments, RunStart
 from .model_speed import backend_context, computing_in
 from .text import made_up_sentences
 
-WINDOWS = 5  # entries of the log that count; the one before them is not counted
+WINDOWS = 5  # entries of the log that count; the steps before them, which compile or record, do not
 PROFILED = 4  # steps
 
 
@@ -33,6 +35,7 @@ class StepRecorder:
     """Takes the place of a run's step. It counts the steps, and looks at those after the timed ones."""
 
     def __init__(self, training: Pretraining, timed: int):
+        self.training = training
         self.plain_step, self.plain_backward = training._step, training._backward
         self.device, self.timed = training.accelerator.device, timed
         self.number = 0
@@ -45,6 +48,8 @@ class StepRecorder:
         if self.number == self.timed + 1 and self.profiler:
             torch.cuda.synchronize()
             self.profiler.start()
+        if self.number > self.timed + PROFILED:
+            self.training.graph = None
         self.plain_step(*arguments)
         if self.number == self.timed + PROFILED and self.profiler:
             torch.cuda.synchronize()
@@ -69,16 +74,22 @@ def time_of_kernel(event: Any) -> float:
 def pretraining_rows(case: dict[str, Any], device: torch.device) -> Iterator[dict[str, Any]]:
     """One row, for batches of `case["tokens"]` and a backend."""
     per_window = case["steps"] // WINDOWS
-    timed = per_window * (WINDOWS + 1)
+    first = per_window
+    if case["cuda_graph"]:
+        first *= ceil((FEW_BATCHES + 2) / per_window)
+    timed = first + per_window * WINDOWS
     in_tf32 = computing_in(device, "tf32")  # as `--tf32`; bfloat16 is the accelerator's matter
     with TemporaryDirectory() as folder, backend_context(case["backend"]), in_tf32:
         training = begin(case, device, Path(folder), per_window, timed + PROFILED + 1)
+        if case["cuda_graph"] and training.graph is None:
+            yield {"failure": "this run has no CUDA graph"}
+            return
         recorder = StepRecorder(training, timed)
         vars(training).update(_step=recorder.step, _backward=recorder.backward)
         start = time.perf_counter()
         training.train()
         seconds = time.perf_counter() - start
-    entries = [entry for entry in training.progress.log if per_window < entry["step"] <= timed]
+    entries = [entry for entry in training.progress.log if first < entry["step"] <= timed]
     assert len(entries) == WINDOWS and recorder.words
     predictions = training.progress.predictions / training.progress.step
     yield {
@@ -88,6 +99,7 @@ def pretraining_rows(case: dict[str, Any], device: torch.device) -> Iterator[dic
         "words_per_step": predictions,
         "operations_per_word": recorder.operations / recorder.words,
         "loss": entries[-1]["loss"],
+        "in_cuda_graph": [entry.get("in_cuda_graph", 0) for entry in entries],
         "seconds": seconds,
     }
 
@@ -112,6 +124,7 @@ def begin(case: dict[str, Any], device: torch.device, folder: Path, logging_step
         logging_steps=logging_steps,
         save_steps=steps,
         optim="muon",
+        cuda_graph=case["cuda_graph"],
         dataloader_num_workers=case["workers"],
         bf16=not is_cpu,
         use_cpu=is_cpu,

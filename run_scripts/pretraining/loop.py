@@ -32,6 +32,7 @@ from .batches import LMBatch, SentenceBatches, StreamWindows, batch_loader
 from .checkpoints import TRAINING_STATE, Checkpoints, Progress, load_state, on_main_process
 from .corpus import Corpus, CorpusArguments, Survey
 from .evaluation import evaluate, held_out_batches
+from .graph import StepGraph
 from .optimization import (
     OptimizationArguments,
     clip_gradients,
@@ -78,6 +79,11 @@ class PretrainingArguments(OptimizationArguments):
     )
     bf16: bool = option(False, "Mixed precision in bfloat16; float32 on a CPU without its instructions.")
     tf32: bool = option(True, "TF32 for products of float32 matrices on CUDA.")
+    cuda_graph: bool = option(
+        False,
+        "A trial: launch the forward and backward pass of a batch at once (context sentence, one process). For batches "
+        "up to some sizes, which are enlarged during the training; the log says how many that were.",
+    )
     use_cpu: bool = option(False, "Train on the CPU even if there is an accelerator.")
     report_to: str = option("tensorboard", "Trackers that Accelerate supports, separated by commas; or `none`.")
 
@@ -157,6 +163,7 @@ class Pretraining:
         self.log_frequencies_V = self.survey and self.survey.log_frequencies(model.config.vocab_size)
         self.progress = Progress()
         self._set_learning_rates()
+        self.graph = self._graph() if arguments.cuda_graph else None
         self.states: tuple[Tensor, Tensor] | None = None  # of the LSTMs, at the end of the last window of a stream
         self.position: Any = None  # of this process in the training text
         # Joint, forward and backward loss and norm of the gradient of each step since the last entry of the log, on the
@@ -166,6 +173,23 @@ class Pretraining:
         self.signal = StopSignal()
         # Numbers that the host needs at each step have a group on the CPU: it need not wait for the accelerator.
         self.host_group = dist.new_group(backend="gloo") if accelerator.num_processes > 1 else None
+
+    def _graph(self) -> StepGraph | None:
+        """A message says why there is none."""
+        arguments, graph = self.arguments, None
+        if self.corpus_args.context != "sentence":
+            obstacle: str | None = f"it is for --context sentence, not {self.corpus_args.context}"
+        elif self.accelerator.num_processes > 1:
+            obstacle = "several processes share their gradients in the middle of the backward pass"
+        else:
+            tokens, scale = arguments.per_device_train_batch_tokens, arguments.gradient_scale
+            assert scale is not None  # the options set a default
+            graph = StepGraph(self.plain_model, tokens, scale, self.accelerator.autocast)
+            obstacle = graph.obstacle()
+        if obstacle is not None:
+            self._print(f"--cuda_graph has no effect here: {obstacle}.")
+            return None
+        return graph
 
     def train(self):
         """Trains from the step of `self.progress` to the end. Raises `SystemExit` after SIGTERM or Ctrl-C."""
@@ -252,19 +276,27 @@ class Pretraining:
     def _step(self, group: list[LMBatch], predictions: int, epoch: float):
         """A step on the batches of a group, which have `predictions` forward predictions on all processes."""
         arguments, number = self.arguments, self.progress.step
+        prepared: list[Tensor | None] = [None] * len(group)
+        if self.graph is not None:
+            prepared = self.graph.prepare([batch.inputs for batch in group], predictions)
         candidates = None
         if self.is_sampled:  # the same ones on every device
             generator = torch.Generator().manual_seed(_seed(arguments.seed, number))
             candidates = self.plain_model.softmax.sample(generator)
         torch.manual_seed(_seed(arguments.seed, number, 1 + self.accelerator.process_index))
         share = predictions / self.accelerator.num_processes  # DistributedDataParallel takes the mean
-        losses = [self._backward(batch, share, candidates, batch is group[-1]) for batch in group]
+        losses = []
+        for batch, in_room in zip(group, prepared, strict=True):
+            if in_room is None:
+                losses.append(self._backward(batch, share, candidates, batch is group[-1]))
+            else:
+                losses.append(self.graph.run(in_room))
         parameters = list(self.plain_model.parameters())
         reduce_sparse_gradients(parameters)
         norm = clip_gradients(parameters, arguments.max_grad_norm)
         for optimizer in self.optimizers:
             optimizer.step()
-            optimizer.zero_grad()
+            optimizer.zero_grad(set_to_none=self.graph is None)  # which adds to the same memory at each step
         self.position = group[-1].position
         self.predictions_since_log += predictions
         self.progress.step += 1
@@ -321,6 +353,8 @@ class Pretraining:
             "words_per_second": self.predictions_since_log / seconds,
             "data_wait": self.seconds_waited / seconds,
         }
+        if self.graph is not None:
+            entry["in_cuda_graph"] = self.graph.share_since_last_call()
         bar.set_postfix_str(
             f"loss {joint:.3f}, {entry['words_per_second']:,.0f} words/s, epoch {self.progress.epoch:.2f}"
         )
@@ -385,6 +419,7 @@ class Pretraining:
             "unlogged": unlogged,
             "optim": self.arguments.optim,
             "optimizers": gathered([optimizer.state_dict() for optimizer in self.optimizers]),
+            "graph": self.graph and self.graph.state_dict(),
             "parameter_names": [parameter_names(optimizer, self.plain_model) for optimizer in self.optimizers],
         }
         on_main_process(self.accelerator, lambda: self._write(weights, state))
@@ -423,6 +458,8 @@ class Pretraining:
         for optimizer, *saved in zip(self.optimizers, state["optimizers"], state["parameter_names"], strict=True):
             restore_optimizer(optimizer, self.plain_model, *saved)
         self._set_learning_rates()
+        if self.graph is not None and state.get("graph"):
+            self.graph.load_state_dict(state["graph"])
         if state["states"] is not None:
             rows = self.arguments.per_device_train_batch_size
             first = rows * self.accelerator.process_index
