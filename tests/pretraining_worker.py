@@ -114,10 +114,11 @@ def assert_same(found: Any, expected: Any, where: str = ""):
         assert found == expected, where
 
 
-def torchrun(launcher: Iterable[str], *command: str | Path) -> subprocess.Popen:
-    """Starts processes of one thread each, as on a machine without accelerator."""
+def torchrun(launcher: Iterable[str], *command: str | Path, **variables: str) -> subprocess.Popen:
+    """Starts processes of one thread each, as on a machine without accelerator, unless the variables show one."""
     # Not `accelerate launch --cpu --num_processes 2`, which starts one process.
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
+    environment |= variables
     arguments = [sys.executable, "-m", "torch.distributed.run", *launcher, *command]
     return subprocess.Popen(arguments, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
@@ -131,18 +132,21 @@ def two_machines(num_processes: int) -> list[list[str]]:
     return [[*each, "--node_rank", str(rank)] for rank in range(2)]
 
 
-def launch(folder: Path, program: str, runs: list[Options]) -> str:
+def launch(folder: Path, program: str, runs: list[Options], **variables: str) -> str:
     """Makes the runs in two processes, whose output it returns. The log or figures of each are in `NUMBER.json`."""
     folder.mkdir(exist_ok=True)
     runs = [{**options, "use_cpu": False} for options in runs]
     (folder / "runs.json").write_text(json.dumps([program, runs], default=str), "utf-8")
-    with torchrun(("--standalone", "--nproc_per_node", "2"), __file__, folder) as launcher:
+    with torchrun(("--standalone", "--nproc_per_node", "2"), __file__, folder, **variables) as launcher:
         output, errors = launcher.communicate(timeout=300)
     assert launcher.returncode == 0, errors[-4000:]
     return output
 
 
 def main(folder: Path):
+    if os.environ["CUDA_VISIBLE_DEVICES"]:  # one GPU, which NCCL refuses to share
+        dist.init_process_group("gloo")
+        os.environ["LOCAL_RANK"] = "0"
     end, dist.destroy_process_group = dist.destroy_process_group, lambda *_: None  # others follow the first run
     program, runs = json.loads((folder / "runs.json").read_text("utf-8"))
     for number, options in enumerate(runs):

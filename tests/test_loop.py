@@ -482,6 +482,25 @@ def two_processes(tmp_path_factory):
     return folder
 
 
+@pytest.mark.gpu
+@pytest.mark.parametrize("softmax", ["full", "adaptive"])
+@pytest.mark.parametrize("bf16", [False, True], ids=["float32", "bfloat16"])
+def test_two_processes_on_one_gpu_equal_one(bf16, softmax, tmp_path):
+    overrides = {"dropout": 0.0, "projection_size": 16, "lstm_hidden_size": 32}
+    options = {"use_cpu": False, "no_tf32": True, "bf16": bf16, "softmax_type": softmax, "config_overrides": overrides}
+    options |= {"max_steps": 6, "logging_steps": 1, "eval_steps": 3, "save_steps": 6}
+    two = options_of(tmp_path, **options, output_dir=tmp_path / "two")
+    launch(tmp_path, "run_pretraining", [two], CUDA_VISIBLE_DEVICES="0")
+    AcceleratorState._reset_state(True)  # it allows one precision per process, and had the CPU
+    log = pretrain(tmp_path, **options, output_dir=tmp_path / "one", gradient_accumulation_steps=2).progress.log
+    AcceleratorState._reset_state(True)
+    found = json.loads((tmp_path / "0.json").read_text("utf-8"))
+    for name in ("loss", "gradient_norm", "perplexity"):
+        expected = [entry[name] for entry in log if name in entry]
+        assert len(expected) >= 3
+        assert [entry[name] for entry in found if name in entry] == pytest.approx(expected, rel=2e-2 if bf16 else 1e-5)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("number", range(6), ids=["full", "sampled", "adamw", "fsdp", "adaptive", "stream"])
 def test_two_processes_equal_one(number, two_processes):
