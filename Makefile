@@ -10,7 +10,7 @@ OF_TRANSFORMERS := base causal classifier command_line configuration_elmo corefe
 
 # the public names, and the modules of functions that the documents call
 DOCUMENTED := modeling_elmo $(addprefix modeling_elmo.,prediction conversion.original conversion.manylangs \
-    conversion.tensorflow run_scripts.vectors.embedding run_scripts.vectors.embedder \
+    conversion.tensorflow conversion.archive run_scripts.vectors.embedding run_scripts.vectors.embedder \
     run_scripts.explorer.readings)
 
 BIN := $(VENV)/bin

@@ -1,14 +1,15 @@
 """Converts a published ELMo checkpoint to a folder for `from_pretrained`, or such a folder back.
 
     elmo convert --weights W.hdf5 --options O.json --output_dir DIR
-    elmo convert --weights FOLDER_OR_ZIP --output_dir DIR
+    elmo convert --weights FOLDER_OR_ARCHIVE --output_dir DIR
     elmo convert --to_original DIR --weights W.hdf5 --options O.json
     elmo convert --to_original DIR --weights NEW_FOLDER        (ELMoForManyLangs)
     elmo convert --list german
 
-Inputs are paths, folders or .zip archives that hold the files, or hf://user/repo[@revision]/path. The files of a folder
-or archive tell its format. The card of the new folder names the origin, and how many arrays equal the original arrays
-after conversion back.
+Inputs are paths, folders or archives (.zip, .tar.gz) that hold the files, or hf://user/repo[@revision]/path. The files
+of a folder or archive tell its format. Of a task model of AllenNLP (model.tar.gz), the biLM and its learned mixes are
+converted. The card of the new folder names the origin, and how many arrays equal the original arrays after conversion
+back.
 """
 
 import hashlib
@@ -22,8 +23,9 @@ from typing import Any, Literal
 import torch
 
 from modeling_elmo import ELMoForPreTraining, ELMoModel
+from modeling_elmo.conversion.archive import AllenNLPArchive
 from modeling_elmo.conversion.catalogue import format_catalogue, published_checkpoints
-from modeling_elmo.conversion.files import check_empty, fetch, files_in, first_of, staged
+from modeling_elmo.conversion.files import check_empty, fetch, files_in, first_of, is_torch_file, staged
 from modeling_elmo.conversion.formats import Checkpoint
 from modeling_elmo.conversion.manylangs import ManyLangsCheckpoint, export_manylangs_checkpoint
 from modeling_elmo.conversion.original import OriginalCheckpoint, export_original_checkpoint
@@ -34,15 +36,15 @@ from modeling_elmo.run_scripts.program.command_line import ProgramParser, option
 from modeling_elmo.run_scripts.program.models import check_model, load_pretrained
 
 # The first that matches. Archives of NLPL have two, of which only the TensorFlow checkpoint has the softmax.
-FORMATS = (ManyLangsCheckpoint, TensorFlowCheckpoint, OriginalCheckpoint)
-OPTIONS_OF_FORMATS = ("options", "vocabulary", "softmax", "step", "optimizer_state", "architecture")
+FORMATS = (ManyLangsCheckpoint, TensorFlowCheckpoint, AllenNLPArchive, OriginalCheckpoint)
+OPTIONS_OF_FORMATS = ("options", "vocabulary", "softmax", "step", "optimizer_state", "architecture", "bilm")
 # What only a new folder for `from_pretrained` has: its tokenizer and its card.
 OPTIONS_OF_FOLDERS = ("pre_tokenization", "origin", *(item.name for item in fields(CardArguments)))
 
 
 @dataclass(kw_only=True)
 class ConversionArguments(CardArguments):
-    weights: str = option(..., "HDF5 weights, or a folder or archive with all files of a format.")
+    weights: str = option(..., "HDF5 weights, weights.th of AllenNLP, or a folder or archive of a format.")
     options: str | None = option(None, "File options.json; not needed for a folder or archive.")
     output_dir: str | None = option(None, "New or empty folder for the converted model.")
     vocabulary: str | None = option(
@@ -58,6 +60,7 @@ class ConversionArguments(CardArguments):
         "--model_name_or_path DIR --optim adagrad` then continues with them.",
     )
     architecture: str | None = option(None, "Architecture file of ELMoForManyLangs, if the folder lacks it.")
+    bilm: str | None = option(None, "Name of the biLM in a task model of AllenNLP that has several.")
     pre_tokenization: Literal["moses", "treebank", "whitespace"] | None = option(
         None,
         "Rules by which the tokenizer splits raw text. Default: moses, with which the released models were "
@@ -111,6 +114,7 @@ def main(arguments: list[str] | None = None):
         write_result(folder, "conversion", record)
         write_card_facts(folder, parsed)
         write_bilm_card(folder, output_dir.resolve().name)
+        print(*found.report(output_dir), sep="\n")
     print(f"Wrote {output_dir}; load it with AutoModel.from_pretrained({str(output_dir)!r}, trust_remote_code=True).")
 
 
@@ -134,7 +138,10 @@ def convert_back(arguments: ConversionArguments):
 
 
 def format_of(place: Path, arguments: ConversionArguments) -> type[Checkpoint]:
-    """The format of `--weights`. A file without the name of another format, or with a separate softmax, is HDF5."""
+    """The format of `--weights`. A file without the name of another format, or with a separate softmax, is HDF5.
+
+    But what `torch.save` wrote under any name is a task model.
+    """
     if arguments.softmax:
         return OriginalCheckpoint
     paths = files_in(place) if place.is_dir() else [place]
@@ -142,7 +149,7 @@ def format_of(place: Path, arguments: ConversionArguments) -> type[Checkpoint]:
         if any(fnmatchcase(path.name, pattern) for path in paths for pattern in candidate.patterns):
             return candidate
     if not place.is_dir():
-        return OriginalCheckpoint
+        return AllenNLPArchive if is_torch_file(place) else OriginalCheckpoint
     known = "; ".join(f"{' or '.join(item.patterns)} ({item.name})" for item in FORMATS)
     names = first_of(path.name for path in paths) or "no files"
     raise FileNotFoundError(

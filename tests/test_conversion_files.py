@@ -1,9 +1,12 @@
 import errno
 import gzip
+import io
 import os
 import signal
+import tarfile
 import zipfile
 from pathlib import Path
+from types import SimpleNamespace
 
 import h5py
 import numpy as np
@@ -64,6 +67,113 @@ def test_archives_and_folders(tmp_path, scratch, entries, expected, zipped):
     assert all(path.is_relative_to(scratch if zipped or path.name == "vocab.txt" else place) for path in found.paths)
     if found.vocabulary:
         assert found.vocabulary.read_text() == "<S>\n</S>\n<UNK>\n"
+
+
+def tar_member(name, content=b"", **fields):
+    member = tarfile.TarInfo(name)
+    member.size = len(content)
+    for field, value in fields.items():
+        setattr(member, field, value)
+    return member, io.BytesIO(content)
+
+
+def make_tar(path, *members, mode="w:gz", **options):
+    with tarfile.open(path, mode, **options) as archive:
+        for member, content in members:
+            archive.addfile(member, content)
+    return path
+
+
+def tree(folder):
+    return {path.relative_to(folder).as_posix(): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+@pytest.mark.parametrize("mode", ["w", "w:gz", "w:bz2", "w:xz"])
+@pytest.mark.parametrize("name", ["model.tar.gz", "MODEL.TAR", "model.zip", "3f2a.b5", "model"])
+def test_tar_archives_are_told_by_their_content(tmp_path, scratch, mode, name):
+    """Downloads have wrong names, and AllenNLP's cache names a file by digests."""
+    contents = (
+        tar_member("./a/weights.th", b"w"),
+        tar_member("a/._weights.th", b"Mac"),
+        tar_member("config.json", b"{}"),
+    )
+    folder = files.fetch(make_tar(tmp_path / name, *contents, mode=mode), scratch)
+    assert folder.name == name and tree(folder)["a/weights.th"] == b"w" and tree(folder)["config.json"] == b"{}"
+    assert [path.name for path in files.files_in(folder)] == ["weights.th", "config.json"]
+
+
+def test_a_zip_archive_with_the_name_of_a_tar(tmp_path, scratch):
+    folder = files.fetch(make_zip(tmp_path / "model.tar.gz", **{"a/weights.th": "w"}), scratch)
+    assert tree(folder) == {"a/weights.th": b"w"}
+    torch.save({"a": torch.ones(2)}, tmp_path / "weights.th")  # a zip file that is no archive
+    assert files.fetch(tmp_path / "weights.th", scratch) == tmp_path / "weights.th"
+
+
+@pytest.mark.parametrize("format", [tarfile.GNU_FORMAT, tarfile.PAX_FORMAT])
+def test_a_tar_writes_only_into_its_folder(tmp_path, scratch, format):
+    secret = make(tmp_path / "secret.txt", b"secret")
+    up = "../" * 30
+    links = {"symbolic": tarfile.SYMTYPE, "hard": tarfile.LNKTYPE}
+    members = [
+        tar_member(f"{up}{tmp_path}/above.txt", b"above"),
+        tar_member(f"{tmp_path}/absolute.txt", b"absolute"),
+        tar_member("a/../../../b/inside.txt", b"inside"),
+        tar_member("fifo", type=tarfile.FIFOTYPE),
+        tar_member("device", type=tarfile.CHRTYPE, devmajor=1, devminor=5),
+        tar_member("loop", type=tarfile.SYMTYPE, linkname="loop"),
+        tar_member("away", type=tarfile.SYMTYPE, linkname=str(tmp_path)),
+        tar_member("away/through.txt", b"through a link"),
+        tar_member("secret.txt", type=tarfile.SYMTYPE, linkname=str(secret)),
+        tar_member("secret.txt", b"written through a link"),
+        *(tar_member(f"{name}_secret", type=kind, linkname=str(secret)) for name, kind in links.items()),
+        *(tar_member(f"{name}_above", type=kind, linkname=f"{up}{secret}") for name, kind in links.items()),
+        tar_member("c/symbolic", type=tarfile.SYMTYPE, linkname="../best.th"),
+        tar_member("c/hard", type=tarfile.LNKTYPE, linkname="best.th"),
+        tar_member("best.th", b"best", mode=0),
+    ]
+    before = {path for path in tmp_path.rglob("*") if scratch not in path.parents}
+    folder = files.fetch(make_tar(scratch / "x.tar", *members, mode="w", format=format), scratch)
+    assert {path for path in tmp_path.rglob("*") if scratch not in path.parents} == before
+    assert secret.read_bytes() == b"secret" and not any(path.is_symlink() for path in folder.rglob("*"))
+    root = tmp_path.relative_to("/").as_posix()
+    assert tree(folder) == {
+        f"{root}/above.txt": b"above",
+        f"{root}/absolute.txt": b"absolute",
+        "b/inside.txt": b"inside",
+        "away/through.txt": b"through a link",
+        "secret.txt": b"written through a link",
+        "c/symbolic": b"best",
+        "c/hard": b"best",
+        "best.th": b"best",
+    }
+
+
+def test_damaged_and_hostile_tars(tmp_path, scratch, monkeypatch):
+    content = make_tar(tmp_path / "good.tar.gz", tar_member("w", bytes(range(256)) * 400)).read_bytes()
+    plain = gzip.decompress(content)
+    long_name, _ = tar_member("x", type=tarfile.GNUTYPE_LONGNAME, size=2**33 - 1)
+    negative = tar_member("x", b"", pax_headers={"size": "-1024"})
+    for name, bad, message in [
+        ("cut.tar.gz", content[:-30], "Compressed file ended"),
+        ("cut.tar", plain[:50_000], "unexpected end of data"),
+        ("short.tar.gz", content[:15], r"not a zip file or tar archive, and begins with b.\\x1f\\x8b"),
+        ("page.tar.gz", b"<!DOCTYPE html><html>", "not a zip file or tar archive, and begins with b'<!DOCTYPE html>"),
+        ("empty.tar.gz", b"", "not a zip file or tar archive, and begins with b''"),
+        ("changed.tar.gz", content[:200] + b"ABCDEFGH" + content[208:], "CRC check failed"),
+        ("name.tar", plain[:102912] + long_name.tobuf() + bytes(9999), "a header has 8589934591 bytes"),
+        (
+            "back.tar",
+            make_tar(tmp_path / "2", negative, mode="w", format=tarfile.PAX_FORMAT).read_bytes(),
+            "x has -1024",
+        ),
+        ("file.tar", make_tar(tmp_path / "3", tar_member("a", b"1"), tar_member("a/b", b"2")).read_bytes(), "a"),
+        ("name2.tar", make_tar(tmp_path / "4", tar_member("n" * 300, b"1")).read_bytes(), "File name too long"),
+    ]:
+        with refused(f"{name} cannot be read .*({message}).*It is damaged or incomplete; pass another copy"):
+            files.fetch(make(tmp_path / name, bad), scratch)
+    monkeypatch.setattr(files.shutil, "disk_usage", lambda path: SimpleNamespace(free=102_399))
+    with refused("good.tar.gz needs more than the 102,399 bytes that are free to unpack it: .*scratch", OSError):
+        files.fetch(tmp_path / "good.tar.gz", scratch)
 
 
 def test_files_from_several_places(tmp_path, scratch):

@@ -28,8 +28,6 @@ class PublishedCheckpoint(NamedTuple):
         if self.format == UNREADABLE_FORMAT:
             return "(elmo convert does not read this format)"
         weights, *options = (address.rpartition("/")[2] for address in self.files.split() or ["FOLDER"])
-        if ".tar." in weights:
-            weights = "FOLDER"  # of the unpacked files
         given = ["--weights", weights, *(word for name in options for word in ("--options", name))]
         return f"elmo convert {shlex.join(given)} --output_dir DIR"
 
@@ -58,6 +56,6 @@ def format_catalogue(checkpoints: list[PublishedCheckpoint]) -> str:
         paragraphs.append("\n  ".join([first, row.source, *row.files.split(), row.command]))
     legend = (
         f"{len(checkpoints)} checkpoints. Addresses are as published; none was tried. Sizes are numbers of parameters, "
-        "and the width of an LSTM / of its projection. FOLDER has the unpacked files."
+        "and the width of an LSTM / of its projection. FOLDER has the files of a checkpoint."
     )
     return "\n\n".join([*paragraphs, legend])

@@ -4,10 +4,14 @@ import errno
 import gzip
 import json
 import math
+import os
+import pickle
 import re
 import shutil
 import signal
+import struct
 import sys
+import tarfile
 import tempfile
 import zipfile
 import zlib
@@ -23,11 +27,19 @@ from huggingface_hub import hf_hub_download
 from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError
 from torch import Tensor
 
+try:
+    from lzma import LZMAError
+except ImportError:  # some builds of Python lack it
+    LZMAError = EOFError  # type: ignore[misc, assignment]
+
 HUB_REFERENCE = re.compile(r"hf://(?P<repo_id>[^/@]+/[^/@]+)(@(?P<revision>[^/]+))?/(?P<filename>.+)")
 # What the libraries for archives and HDF5 raise for damaged files, whose bytes may mean anything.
 PYTHON_ERRORS = (ArithmeticError, EOFError, LookupError, OSError, RuntimeError, TypeError, ValueError)
-DAMAGE = (*PYTHON_ERRORS, zipfile.BadZipFile, zlib.error)
+DAMAGE = (*PYTHON_ERRORS, zipfile.BadZipFile, tarfile.TarError, zlib.error, LZMAError)
 MOST_LISTED = 20  # names in an error
+ARCHIVE_NAME = re.compile(r".+\.(zip|tar|tgz|tbz2|txz|tar\.\w+)", re.IGNORECASE)
+TORCH_FILES = (b"PK\x03\x04", b"\x80\x02")  # first bytes of what torch.save wrote since 1.6, and before
+MOST_HEADER = 2**20  # bytes of a name in a tar archive
 
 
 @contextmanager
@@ -42,7 +54,10 @@ def reading(path: Path) -> Iterator[None]:
 
 
 def fetch(reference: str | Path, scratch: Path) -> Path:
-    """The local file or folder of a path or of `hf://...`. An archive is unpacked to a folder of its name."""
+    """The local file or folder of a path or of `hf://...`. An archive is unpacked to a folder of its name.
+
+    The content of a file tells whether it is a tar archive, because caches name files by digests.
+    """
     path = Path(reference)
     if hub := HUB_REFERENCE.fullmatch(str(reference)):
         try:
@@ -54,13 +69,83 @@ def fetch(reference: str | Path, scratch: Path) -> Path:
             raise FileNotFoundError(
                 f"{reference} is the prefix of a TensorFlow checkpoint; pass the folder {path.parent}."
             )
-        raise FileNotFoundError(f"{reference} does not exist; pass a file, a folder, a .zip or hf://user/repo/path.")
-    if path.is_dir() or path.suffix.lower() != ".zip":
+        raise FileNotFoundError(
+            f"{reference} does not exist; pass a file, a folder, a .zip, a .tar.gz or hf://user/repo/path."
+        )
+    if path.is_dir():
+        return path
+    is_tar = _is_tar(path)
+    if not is_tar and not ARCHIVE_NAME.fullmatch(path.name):
         return path
     folder = Path(tempfile.mkdtemp(dir=scratch), path.name)
-    with reading(path), zipfile.ZipFile(path) as archive:
-        archive.extractall(folder)
+    folder.mkdir()
+    with reading(path):
+        if is_tar:
+            _unpack_tar(path, folder)
+        elif not zipfile.is_zipfile(path):
+            with path.open("rb") as file:
+                raise ValueError(f"it is not a zip file or tar archive, and begins with {file.read(20)!r}")
+        else:
+            with zipfile.ZipFile(path) as archive:
+                archive.extractall(folder)
     return folder
+
+
+def _is_tar(path: Path) -> bool:
+    try:
+        return tarfile.is_tarfile(path)
+    except (EOFError, zlib.error, LZMAError):  # it ends, or is damaged, before the first name
+        return False
+
+
+class _TarHeader(tarfile.TarInfo):
+    """A header in a tar archive. Else tarfile reads a name of any length into memory."""
+
+    @classmethod
+    def frombuf(cls, buf, encoding, errors):
+        header = super().frombuf(buf, encoding, errors)
+        if header.size > MOST_HEADER and not header.isreg():
+            raise tarfile.ReadError(f"a header has {header.size} bytes")
+        return header
+
+
+def _unpack_tar(path: Path, folder: Path):
+    """Writes the files of a tar archive into `folder`, whatever their names. A link to one of them is the same file.
+
+    Devices and links to other places are left out.
+    """
+    free = shutil.disk_usage(folder).free
+    size = 0
+    links = {}
+    with tarfile.open(path, tarinfo=_TarHeader) as archive:
+        for member in archive:
+            target = folder / _inner_path(member.name)
+            size += member.size
+            if member.size < 0:  # tarfile would go back in the file, without an end
+                raise tarfile.ReadError(f"{member.name} has {member.size} bytes")
+            if size > free:
+                problem = f"{path} needs more than the {free:,} bytes that are free to unpack it"
+                raise OSError(errno.ENOSPC, problem, str(folder.parent))
+            if member.islnk():
+                links[target] = folder / _inner_path(member.linkname)
+            elif member.issym():
+                links[target] = folder / _inner_path(os.path.join(os.path.dirname(member.name), member.linkname))
+            elif content := archive.extractfile(member):
+                target.parent.mkdir(parents=True, exist_ok=True)
+                with content, target.open("wb") as file:
+                    shutil.copyfileobj(content, file)
+        while archive.fileobj.read(2**20):  # to the checksum of a compressed file, which tarfile does not reach
+            pass
+    for target, source in links.items():
+        if source.is_file() and not target.exists():
+            target.parent.mkdir(parents=True, exist_ok=True)
+            os.link(source, target)
+
+
+def _inner_path(name: str) -> Path:
+    """The path without its root and without steps to folders above, as zipfile makes it."""
+    path = Path(os.path.normpath(name))
+    return Path(*(part for part in path.parts if part not in ("..", path.anchor)))
 
 
 def files_in(folder: Path) -> list[Path]:
@@ -210,6 +295,37 @@ def check_shapes(arrays: dict[str, Tensor], required: dict[str, Tensor], weights
     if problems:
         lines = first_of(problems, separator="\n  ")
         raise ValueError(f"{weights} does not match {options}:\n  {lines}")
+
+
+def is_torch_file(path: Path) -> bool:
+    with path.open("rb") as file:
+        return file.read(4).startswith(TORCH_FILES)
+
+
+def load_pickle(path: Path) -> Any:
+    """The content of a file that `torch.save` wrote, of the old or the new format: tensors, numbers and containers.
+
+    Raises:
+        ValueError: the file is damaged, or has anything else. None of its code runs.
+    """
+    damage = (*DAMAGE, pickle.PickleError, struct.error, AttributeError, AssertionError, MemoryError)
+    with path.open("rb") as file:
+        try:
+            return torch.load(file, map_location="cpu", weights_only=True)
+        except damage as error:  # whose message advises to run the code in the file
+            code = re.search(r"GLOBAL ([\w.]+)", str(error))
+            more = f" ({code[1]})" if code else ""
+            raise ValueError(f"{path} is damaged, or contains more than tensors{more}. Pass another copy.") from error
+
+
+def is_array(item: Any) -> bool:
+    """Whether an item of `load_pickle` is a tensor that has all of its values in the file.
+
+    A view that repeats a few values may have any size, and would fill the memory.
+    """
+    if type(item) not in (Tensor, torch.nn.Parameter) or item.layout != torch.strided or item.device.type != "cpu":
+        return False
+    return item.numel() * item.element_size() <= item.untyped_storage().nbytes()
 
 
 def write_arrays(arrays: dict[str, Tensor], path: Path):

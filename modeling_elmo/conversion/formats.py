@@ -1,7 +1,7 @@
 """Checkpoint formats of other programs: the interface, and how a table of keys is applied in both directions.
 
-`original.py`, `tensorflow.py` and `manylangs.py` have a class of `Checkpoint` each. A row of a table (`Key`) pairs an
-original array with ours; `from_original` and `to_original` apply the rows.
+`original.py`, `tensorflow.py`, `manylangs.py` and `archive.py` have a class of `Checkpoint` each. A row of a table
+(`Key`) pairs an original array with ours; `from_original` and `to_original` apply the rows.
 """
 
 import re
@@ -64,6 +64,10 @@ class Checkpoint:
         """The arrays of a converted folder, converted back."""
         raise NotImplementedError
 
+    def report(self, output_dir: str | Path) -> list[str]:
+        """What a user should know about the conversion to `output_dir`, a sentence or two each."""
+        return []
+
     def convert(self, folder: Path, pre_tokenization: str | None):
         model, tokenizer, record = self.load(pre_tokenization or self.pre_tokenization)
         model.save_pretrained(folder)
@@ -81,8 +85,8 @@ def convert_checkpoint(
     """Converts a checkpoint of another program to a folder for `from_pretrained`, and returns `output_dir`.
 
     Args:
-        source: the format: `OriginalCheckpoint`, `TensorFlowCheckpoint` or `ManyLangsCheckpoint`.
-        weights: a folder, a `.zip` archive, a file of HDF5 or of ELMoForManyLangs, or `hf://user/repo[@revision]/path`.
+        source: the format: `OriginalCheckpoint`, `TensorFlowCheckpoint`, `ManyLangsCheckpoint` or `AllenNLPArchive`.
+        weights: a folder, a `.zip` or `.tar.gz` archive, a file of weights, or `hf://user/repo[@revision]/path`.
         output_dir: new or empty folder. After an error it is unchanged.
         pre_tokenization: how the tokenizer splits raw text, see `ELMoTokenizer`. Default: as the released models.
         options: those of the format's `find`, such as `options` and `vocabulary`; `elmo convert --help` describes them.
@@ -111,9 +115,23 @@ class Transform(NamedTuple):
     dump: Callable[..., Tensor]  # our tensors -> original array
 
 
+def _swapped_gates(blocks: Tensor) -> Tensor:
+    first, second, third, fourth = blocks.chunk(4)
+    return torch.cat([first, second, fourth, third])
+
+
+def _halves(rows: Tensor) -> tuple[Tensor, Tensor]:
+    transform, carry = rows.chunk(2)
+    return transform, -carry
+
+
 SAME = Transform(lambda array: (array,), lambda tensor: tensor)
 # Row 0 of our tables is padding, all zeros; original files start with the first real row.
 ZERO_ROW = Transform(lambda rows: (torch.cat([torch.zeros_like(rows[:1]), rows]),), lambda table: table[1:])
+# Gate blocks i, f, g, o <-> ours i, f, o, g. The forget bias is part of the stored bias.
+GATES_IFGO = Transform(lambda blocks: (_swapped_gates(blocks),), _swapped_gates)
+# One highway layer is [transform; gate]. Their gate is the share of the input: sigmoid(-z) = 1 - sigmoid(z).
+HIGHWAY_HALVES = Transform(_halves, lambda transform, carry: torch.cat([transform, -carry]))
 
 
 class Key(NamedTuple):
@@ -124,6 +142,21 @@ class Key(NamedTuple):
 
     def numbered(self, i: int) -> "Key":
         return self._replace(ours=tuple(name.format(i=i) for name in self.ours), original=self.original.format(i=i))
+
+
+def lstm_keys(module: str) -> tuple[Key, ...]:
+    """The rows for the LSTM of AllenNLP, which others have taken over; `module` is the beginning of their names."""
+    parts = (
+        ("input_linear.weight", "input_linearity.weight", GATES_IFGO),
+        ("state_linear.weight", "state_linearity.weight", GATES_IFGO),
+        ("input_linear.bias", "state_linearity.bias", GATES_IFGO),
+        ("projection.weight", "state_projection.weight", SAME),
+    )
+    keys = []
+    for way in ("forward", "backward"):
+        for ours, original, transform in parts:
+            keys.append(Key((f"{way}_lstm.layers.{{i}}.{ours}",), f"{module}.{way}_layer_{{i}}.{original}", transform))
+    return tuple(keys)
 
 
 # bilm-tf writes one-layer models without `MultiRNNCell/Cell0`, but reads them with it. We read both.

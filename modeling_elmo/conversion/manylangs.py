@@ -3,8 +3,6 @@
 `MANYLANGS_KEYS` and `MANYLANGS_OPTIONS` define the format. Only tensors are loaded from pickles, whoever made them.
 """
 
-import pickle
-import struct
 from dataclasses import dataclass
 from pathlib import Path, PureWindowsPath
 from typing import Any
@@ -14,7 +12,7 @@ from torch import Tensor
 
 from modeling_elmo.configuration_elmo import ELMoConfig
 from modeling_elmo.conversion import files, formats
-from modeling_elmo.conversion.formats import REQUIRED, SAME, ZERO_ROW, Checkpoint, ConversionRecord, Key, Transform
+from modeling_elmo.conversion.formats import HIGHWAY_HALVES, REQUIRED, ZERO_ROW, Checkpoint, ConversionRecord, Key
 from modeling_elmo.modeling_elmo import ELMoModel
 from modeling_elmo.tokenization.elmo_characters import SPECIAL_WORDS
 from modeling_elmo.tokenization.tokenization_elmo import DISGUISE, ELMoTokenizer
@@ -25,21 +23,6 @@ IDEOGRAPHIC_SPACE = "\u3000"
 # The two architecture files that the original package ships have the same content.
 SHIPPED_FILES = ("cnn_50_100_512_4096_sample.json", "cnn_0_100_512_4096_sample.json")
 
-
-def _swapped_gates(blocks: Tensor) -> Tensor:
-    first, second, third, fourth = blocks.chunk(4)
-    return torch.cat([first, second, fourth, third])
-
-
-def _halves(rows: Tensor) -> tuple[Tensor, Tensor]:
-    transform, carry = rows.chunk(2)
-    return transform, -carry
-
-
-# Gate blocks i, f, g, o <-> ours i, f, o, g. The forget bias is part of the stored bias.
-GATES_IFGO = Transform(lambda blocks: (_swapped_gates(blocks),), _swapped_gates)
-# One highway layer is [transform; gate]. Their gate is the share of the input: sigmoid(-z) = 1 - sigmoid(z).
-HIGHWAY_HALVES = Transform(_halves, lambda transform, carry: torch.cat([transform, -carry]))
 
 MANYLANGS_KEYS = (
     Key(("word_embeddings.weight",), "token_embedder.word_emb_layer.embedding.weight", ZERO_ROW, by_word=True),
@@ -56,16 +39,7 @@ MANYLANGS_KEYS = (
     ),
     Key(("token_projection.weight",), "token_embedder.projection.weight"),
     Key(("token_projection.bias",), "token_embedder.projection.bias"),
-    *(
-        Key((f"{way}_lstm.layers.{{i}}.{ours}",), f"encoder.{way}_layer_{{i}}.{original}", transform)
-        for way in ("forward", "backward")
-        for ours, original, transform in (
-            ("input_linear.weight", "input_linearity.weight", GATES_IFGO),
-            ("state_linear.weight", "state_linearity.weight", GATES_IFGO),
-            ("input_linear.bias", "state_linearity.bias", GATES_IFGO),
-            ("projection.weight", "state_projection.weight", SAME),
-        )
-    ),
+    *formats.lstm_keys("encoder"),
 )
 
 MANYLANGS_OPTIONS: formats.OptionTable = {
@@ -341,17 +315,11 @@ def read_pickle(path: Path) -> dict[str, Tensor]:
     Raises:
         ValueError: the file has anything but finite float32 tensors by name.
     """
-    damage = (*files.DAMAGE, pickle.PickleError, struct.error, AttributeError, AssertionError, MemoryError)
-    with path.open("rb") as file:
-        try:
-            content = torch.load(file, map_location="cpu", weights_only=True)
-        except damage as error:  # whose message advises to run the code in the file
-            raise ValueError(f"{path} is damaged, or contains more than tensors. Pass another copy.") from error
+    content = files.load_pickle(path)
     arrays = content if isinstance(content, dict) else {type(content).__name__: content}
     wrong = []
     for name, array in arrays.items():
-        is_dense = isinstance(array, Tensor) and array.layout == torch.strided
-        if not is_dense or array.dtype != torch.float32:
+        if not files.is_array(array) or array.dtype != torch.float32:
             wrong.append(f"{name!s:.80}")
     if wrong:
         raise ValueError(f"{path} must have dense float32 tensors by name, not {files.first_of(wrong)}.")

@@ -34,10 +34,11 @@ from .head_card import PIPELINE_TAGS, write_head_card
 FILES_TO_UPLOAD = (
     *MODEL_FILES,
     *SENTENCE_TRANSFORMERS_FILES,
-    *("original_checkpoint.json", "original_manylangs.json", "record.json", "*.png", "LICENSE*"),
+    *("original_checkpoint.json", "original_manylangs.json", "allennlp_archive.json", "scalar_mix_*.safetensors"),
+    *("record.json", "*.png", "LICENSE*"),
     *("results/*.json", "results/*.md", "results/*.png"),
 )
-SAVED_FILES = ("*.py", "*.safetensors", "*.safetensors.index.json")  # written by `save_pretrained`, not copied
+SAVED_FILES = ("*.py", "model*.safetensors", "*.safetensors.index.json")  # written by `save_pretrained`, not copied
 FLAG = {"nargs": "?", "const": True}  # argparse options of a flag that is true, false or not given
 TEXTS = ["He is in (London), Paris.", "밥 먹었어?", "x"]  # read by both models that are compared
 TOLERANCES = {"float32": 1e-4, "float16": 0.1, "bfloat16": 0.5}  # of the root mean square; other models exceed 1
