@@ -10,6 +10,7 @@ import pytest
 import torch
 from head_models import (
     HEADS,
+    NAMES,
     PLACEMENTS,
     SPANS,
     aligned,
@@ -35,6 +36,7 @@ from head_models import (
     text_of,
 )
 from torch.testing import assert_close
+from transformers import AutoModelForSequenceClassification, AutoModelForTokenClassification
 
 from modeling_elmo import (
     ELMoConfig,
@@ -507,3 +509,66 @@ def test_initialization_fills_linear_layers_and_leaves_the_rest(kind):
         else:
             bound = (6 / sum(parameter.shape)) ** 0.5
             assert 0.5 * bound < parameter.abs().max() <= bound
+
+
+AUTO_CLASSES = {
+    ELMoForTokenClassification: AutoModelForTokenClassification,
+    ELMoForSequenceClassification: AutoModelForSequenceClassification,
+    ELMoForSemanticRoleLabeling: ELMoForSemanticRoleLabeling,
+}
+LABELED = {name: head for name, head in HEADS.items() if head[0] in AUTO_CLASSES}
+
+
+@pytest.mark.parametrize("cls, options", LABELED.values(), ids=LABELED)
+def test_chosen_labels_keep_their_weights(cls, options, tmp_path, warnings_of_transformers):
+    """New rows, and in a CRF new columns, are those of a new head."""
+    model = stirred(make_model(cls, **options, id2label=dict(enumerate(["O", "B-X", "I-X"]))))
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    model.save_pretrained(tmp_path)
+    labels = ["B-Y", "B-X", "O", "I-Y"]
+    new_head = make_model(cls, 1, **options, id2label=dict(enumerate(labels)))
+    for auto_class in (cls, AUTO_CLASSES[cls]):
+        found = auto_class.from_pretrained(tmp_path, id2label=dict(enumerate(labels))).eval()
+        assert type(found) is cls and found.label_names() == tuple(labels)
+        assert found.config.label2id == {name: number for number, name in enumerate(labels)}
+        changed = []
+        for name, value in found.state_dict().items():
+            old = before[name]
+            if value.shape == old.shape:
+                assert value.equal(old)
+                continue
+            changed.append(name)
+            assert value.shape == new_head.state_dict()[name].shape
+            kept, new, expected = value[[1, 2]], value[[0, 3]], old[[1, 0]]
+            if "transitions" in name:
+                new = torch.cat([new.flatten(), kept[:, [0, 3]].flatten()])
+                kept, expected = kept[:, [1, 2]], expected[:, [1, 0]]
+            assert kept.equal(expected)
+            if "bias" in name:
+                assert not new.any()
+            else:
+                assert new.abs().max() <= 2 * new_head.state_dict()[name].abs().max() and new.abs().min() > 0
+        assert 2 <= len(changed) <= 5
+        assert logits_of(found(**batch_of(found))).shape[-1] == 4
+    told = f"{cls.__name__} keeps 2 labels; new, and not trained: B-Y, I-Y; left out: I-X."
+    assert warnings_of_transformers.text.count(told) == 2
+
+
+def test_labels_without_names_take_those_of_the_head(tmp_path):
+    make_model(ELMoForTokenClassification).save_pretrained(tmp_path)
+    more = ELMoForTokenClassification.from_pretrained(pretrained_model_name_or_path=tmp_path, num_labels=7)
+    assert more.label_names() == (*NAMES, "LABEL_5", "LABEL_6")
+    assert ELMoForTokenClassification.from_pretrained(tmp_path, num_labels=2).label_names() == tuple(NAMES[:2])
+    new = ELMoForTokenClassification.from_pretrained(tmp_path, num_labels=3, ignore_mismatched_sizes=True)
+    assert new.label_names() == ("LABEL_0", "LABEL_1", "LABEL_2")
+
+
+def test_labels_that_cannot_be_chosen(tmp_path):
+    tagger, reader = make_model(ELMoForTokenClassification), make_model(ELMoForQuestionAnswering)
+    fails("The labels are \\['A', 'A'\\]; pass one or more, each once", tagger.choose_labels, ["A", "A"])
+    fails("The labels are \\[\\]", tagger.choose_labels, [])
+    fails("This ELMoForQuestionAnswering has no labels to choose", reader.choose_labels, ["A"])
+    number = make_model(ELMoForSequenceClassification, num_labels=1, problem_type="regression")
+    fails("has no labels to choose", number.choose_labels, ["A"])
+    roles = make_model(ELMoForSemanticRoleLabeling)
+    fails("The label 'I-Z' is not BIO", roles.choose_labels, ["O", "I-Z"])

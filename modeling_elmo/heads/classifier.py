@@ -10,7 +10,7 @@ width of a pooled text; J width of both pooled texts.
 """
 
 from collections.abc import Iterable
-from typing import cast
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -192,6 +192,15 @@ class ELMoForSequenceClassification(ELMoTaskModel):
     @classmethod
     def network_name(cls, config: ELMoConfig) -> str:
         return "linear" if config.head == "linear" else config.classifier
+
+    def label_layers(self) -> list[Any]:
+        return [self.classifier if self.is_linear else self.classifier.output]
+
+    def _init_labels(self, layer: nn.Module):
+        if self.is_linear:
+            super()._init_labels(layer)
+        else:
+            glorot_(layer)
 
     @reads_batch
     def forward(

@@ -4,6 +4,7 @@ Shape suffixes: B batch; T time; N real tokens of the batch; D width of the word
 distinct texts.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -82,6 +83,13 @@ class ELMoForSemanticRoleLabeling(ELMoTaskModel):
         self.classifier = nn.Linear(size, config.num_labels)
         self.predicate_classifier = nn.Linear(predicate_size, 1)
         self.post_init()
+
+    def label_layers(self) -> list[nn.Module]:
+        return [self.classifier]
+
+    def choose_labels(self, labels: Sequence[str]):
+        check_bio(tuple(labels))
+        super().choose_labels(labels)
 
     @torch.no_grad()
     def _init_weights(self, module: nn.Module):

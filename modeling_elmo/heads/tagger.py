@@ -62,6 +62,9 @@ class ELMoForTokenClassification(ELMoTaskModel):
         self.classifier = nn.Linear(size, config.num_labels)
         self.post_init()
 
+    def label_layers(self) -> list[nn.Module]:
+        return [layer for layer in (self.classifier, self.crf) if layer is not None]
+
     def save_pretrained(self, *args, **kwargs):
         """As in `ELMoPreTrainedModel`, with a warning if transformers' pipeline cannot group the labels."""
         labels = list(map(str, self.config.id2label.values()))

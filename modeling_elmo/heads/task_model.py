@@ -7,13 +7,15 @@ Shape suffixes, in all heads: B rows of the batch; T time; N real tokens of the 
 words that a network reads; E width of an ELMo vector; H width of an encoder's output; K labels.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from copy import deepcopy
 from functools import wraps
 from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor, nn
 from transformers import initialization as init
+from transformers.utils import logging
 
 from ..base import ELMoPreTrainedModel
 from ..configuration_elmo import ELMoConfig
@@ -33,6 +35,10 @@ from ..inputs import (
 from ..kernels.torch_state import is_exporting, is_hooked, to_device
 from ..modeling_elmo import ELMoCharacterEncoder, ELMoModel, ScalarMix
 from .recurrence import VariationalDropout
+
+logger = logging.get_logger(__name__)
+
+HUB_OPTIONS = ("cache_dir", "force_download", "local_files_only", "token", "revision", "subfolder")
 
 
 class TokenFeatures(nn.Module):
@@ -84,6 +90,19 @@ def _character_config(config: ELMoConfig) -> ELMoConfig:
         num_highway_layers=0,
         max_word_length=config.max_word_length,
     )
+
+
+def _hub_options(options: dict[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in options.items() if name in HUB_OPTIONS}
+
+
+def _wanted_config(name: Any, options: dict[str, Any]) -> tuple[ELMoConfig, dict[str, Any]]:
+    """The configuration that options of `from_pretrained` describe, and the other options."""
+    given = options.get("config")
+    others = {key: value for key, value in options.items() if key not in ("config", "pretrained_model_name_or_path")}
+    if isinstance(given, ELMoConfig):
+        return given, others
+    return ELMoConfig.from_pretrained(given or name, return_unused_kwargs=True, **others)
 
 
 LONGEST_ROW = 2**14  # tokens; to compare two such texts takes 1 GB
@@ -233,6 +252,94 @@ class ELMoTaskModel(ELMoPreTrainedModel):
                 f"{config.elmo_placement!r}. Pass head='paper' (and classifier='bcn') for a network of its own."
             )
         return "input"
+
+    @classmethod
+    def from_pretrained(cls, *args, output_loading_info: bool = False, **kwargs):
+        """As in transformers. `num_labels` or `id2label` may differ from those of a saved head: see `choose_labels`.
+
+        Labels without names of their own take those of the head. With `ignore_mismatched_sizes`, all are new.
+        """
+        name = args[0] if args else kwargs.get("pretrained_model_name_or_path")
+        saved = cls._saved_head(name, kwargs)
+        if saved is None:
+            return super().from_pretrained(*args, output_loading_info=output_loading_info, **kwargs)
+        wanted, options = _wanted_config(name, kwargs)
+        config = deepcopy(wanted)
+        config.id2label, config.label2id = saved.id2label, saved.label2id
+        options |= {**_hub_options(kwargs), "config": config}
+        model, info = super().from_pretrained(name, *args[1:], output_loading_info=True, **options)
+        labels, own = list(wanted.id2label.values()), list(saved.id2label.values())
+        if labels == [f"LABEL_{number}" for number in range(len(labels))]:
+            labels = [*own[: len(labels)], *labels[len(own) :]]
+        model.choose_labels(labels)
+        return (model, info) if output_loading_info else model
+
+    @classmethod
+    def _saved_head(cls, name, options: dict[str, Any]) -> ELMoConfig | None:
+        """The configuration of a trained head, if the options of `from_pretrained` ask for other labels."""
+        asks = bool({"config", "num_labels", "id2label"} & options.keys())
+        if name is None or not asks or options.get("ignore_mismatched_sizes"):
+            return None
+        saved = ELMoConfig.from_pretrained(name, **_hub_options(options))
+        has_other_labels = _wanted_config(name, options)[0].id2label != saved.id2label
+        return saved if saved.architectures == [cls.__name__] and has_other_labels else None
+
+    def label_layers(self) -> list[nn.Module]:
+        """The layers all of whose parameters have a row, and in a CRF also a column, for each label."""
+        return []
+
+    @torch.no_grad()
+    def choose_labels(self, labels: Sequence[str]):
+        """Replaces the labels. Those that the head has keep their weights, and new ones begin as in a new head.
+
+        Raises:
+            ValueError: the head has no labels, its weights are on disk, or a label is given twice.
+        """
+        layers, present = self.label_layers(), list(self.label_names())
+        if not layers or self.config.problem_type == "regression":
+            raise ValueError(f"This {type(self).__name__} has no labels to choose; leave them out.")
+        if not labels or len({*labels}) < len(labels):
+            raise ValueError(f"The labels are {list(labels)}; pass one or more, each once.")
+        if any(parameter.is_meta for layer in layers for parameter in layer.parameters()):
+            raise ValueError("The weights of the labels are offloaded by `device_map`; load them on a device.")
+        rows_of = {label: row for row, label in enumerate(present)}
+        sources_K = torch.tensor([rows_of.get(label, -1) for label in labels], device="cpu")
+        for layer in layers:
+            self._choose_rows_of_labels(layer, sources_K)
+        self.num_labels = len(labels)
+        self.config.id2label = dict(enumerate(labels))
+        self.config.label2id = {label: number for number, label in enumerate(labels)}
+        changes = {
+            "new, and not trained": [label for label in labels if label not in present],
+            "left out": [label for label in present if label not in labels],
+        }
+        named = [f"{what}: {', '.join(which)}" for what, which in changes.items() if which]
+        if named:
+            logger.warning(f"{type(self).__name__} keeps {int((sources_K >= 0).sum())} labels; {'; '.join(named)}.")
+
+    def _choose_rows_of_labels(self, layer: nn.Module, sources_K: Tensor):
+        """New parameters, as of a new head, with the rows of the present ones; -1 where a label has none."""
+        before = dict(layer.named_parameters(recurse=False))
+        is_linear = isinstance(layer, nn.Linear)  # else, a table of two labels has columns of labels, too
+        for name, old in before.items():
+            dims = 1 if is_linear else old.dim()
+            fresh = old.new_empty(*[len(sources_K)] * dims, *old.shape[dims:])
+            setattr(layer, name, nn.Parameter(fresh, old.requires_grad))
+        self._init_labels(layer)
+        rows = (sources_K >= 0).nonzero()[:, 0]
+        sources = sources_K[rows]
+        for name, old in before.items():
+            fresh = getattr(layer, name)
+            if old.dim() == 1 or is_linear:
+                fresh[rows] = old[sources]
+            else:
+                fresh[rows[:, None], rows] = old[sources[:, None], sources]
+        if isinstance(layer, nn.Linear):
+            layer.out_features = len(sources_K)
+
+    def _init_labels(self, layer: nn.Module):
+        """As in a new head."""
+        self._init_weights(layer)
 
     def _freeze_as_configured(self):
         if self.config.use_elmo and self.config.freeze_bilm:
