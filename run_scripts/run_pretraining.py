@@ -31,7 +31,7 @@ from modeling_elmo.run_scripts.cards.card import (
     write_result,
 )
 from modeling_elmo.run_scripts.cards.publishing import FLAG, push
-from modeling_elmo.run_scripts.pretraining.checkpoints import Checkpoints, on_main_process, step_of
+from modeling_elmo.run_scripts.pretraining.checkpoints import PROJECT, Checkpoints, on_main_process, step_of
 from modeling_elmo.run_scripts.pretraining.corpus import Corpus, CorpusArguments
 from modeling_elmo.run_scripts.pretraining.counting import Survey
 from modeling_elmo.run_scripts.pretraining.evaluation import check_context
@@ -39,6 +39,7 @@ from modeling_elmo.run_scripts.pretraining.loop import Pretraining, PretrainingA
 from modeling_elmo.run_scripts.pretraining.starting_model import ModelArguments, RunStart, settings_of
 from modeling_elmo.run_scripts.program.command_line import ProgramParser, option, run
 from modeling_elmo.run_scripts.program.processes import check_processes, computes_bfloat16, has_accelerator, sole_run
+from modeling_elmo.run_scripts.program.trackers import TENSORBOARD_FOLDER, where_to_look
 from modeling_elmo.tokenization.elmo_characters import UNK_ID
 
 logger = logging.get_logger(__name__)
@@ -87,6 +88,10 @@ def pretrain(
     if hub_args.push_to_hub:
         check_repository(hub_args.hub_model_id or output_dir.resolve().name, "--hub_model_id")
     checkpoint = checkpoint_to_resume(output_dir, training_args.resume_from_checkpoint, accelerator)
+    trackers = list(map(str, accelerator.log_with))
+    # Accelerate gives TensorBoard's folder and the projects of other trackers one name.
+    project = TENSORBOARD_FOLDER if trackers == ["tensorboard"] else PROJECT
+    accelerator.print(where_to_look(trackers, output_dir / project, project))
     corpus = Corpus.from_arguments(corpus_args)
     set_seed(training_args.seed)
     start = RunStart(accelerator, model_args, corpus_args, training_args, corpus, held_out)
@@ -99,7 +104,8 @@ def pretrain(
     settings["pre_tokenization"] = training.tokenizer.pre_tokenization
     settings = training.progress.begin(settings, names_of_model={item.name for item in fields(ModelArguments)})
     warn_of_few_steps(training)
-    accelerator.init_trackers("runs", config={name: str(value) for name, value in settings.items()})
+    names = {tracker: {"name": output_dir.resolve().name} for tracker in ("wandb", "trackio") if tracker in trackers}
+    accelerator.init_trackers(project, {name: str(value) for name, value in settings.items()}, names)
     training.train()
     if accelerator.is_main_process:
         publish(training, hub_args)

@@ -21,6 +21,7 @@ from modeling_elmo.run_scripts.fine_tuning.tasks import TASKS, task_class
 from modeling_elmo.run_scripts.fine_tuning.trainer import TaskTrainingArguments
 from modeling_elmo.run_scripts.program.command_line import ProgramParser, run
 from modeling_elmo.run_scripts.program.processes import sole_run
+from modeling_elmo.run_scripts.program.trackers import TENSORBOARD_FOLDER, where_to_look
 
 USE = "--model_name_or_path elmo --train_file TRAIN --validation_file DEV --output_dir OUTPUT"
 
@@ -55,6 +56,8 @@ def fine_tune(
     folder = Path(training.output_dir)
     with sole_run(folder, is_main_process=training.process_index == 0):
         begin_run(task, head, training)
+        if training.process_index == 0:
+            print(where_to_look(training.report_to, folder / TENSORBOARD_FOLDER))
         vectors = head.read_word_vectors()
         tokenizer = task_tokenizer(task, head, task.data["train"], vectors)  # with the words of the training data
         with training.main_process_first(desc="encoding"):

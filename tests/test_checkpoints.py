@@ -249,7 +249,7 @@ def test_what_is_resumed(tmp_path):
     for name in ("last", "True", str(tmp_path / "run" / "checkpoint-10")):
         assert checkpoints.to_resume(name) == tmp_path / "run" / "checkpoint-10"
     (tmp_path / "new").mkdir()
-    for name in ("vocab.txt", "runs", ".lock", ".checkpoint-5.unfinished"):
+    for name in ("vocab.txt", "counts.json.gz", "runs", "elmo", ".lock", ".checkpoint-5.unfinished"):
         (tmp_path / "new" / name).touch()
     assert Checkpoints(tmp_path / "new", None).to_resume(None) is None
     assert Checkpoints(tmp_path / "new", None).to_resume(str(other.last())) == other.last()

@@ -22,7 +22,13 @@ from modeling_elmo.run_scripts.cards.figures import (
 )
 
 EVALUATIONS = [
-    {"step": step, "perplexity": perplexity, "forward": perplexity * 1.25, "backward": perplexity / 1.25}
+    {
+        "step": step,
+        "perplexity": perplexity,
+        "forward": perplexity * 1.25,
+        "backward": perplexity / 1.25,
+        "unigram": 300.0,
+    }
     for step, perplexity in ((0, math.inf), (50, 500.0), (100, 250.0))
 ]
 STEPS = [{"step": 50, "sampled_loss": 6.5}, {"step": 100, "sampled_loss": 5.5}]

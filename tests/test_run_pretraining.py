@@ -31,6 +31,7 @@ from modeling_elmo.run_scripts.pretraining.corpus import Corpus
 from modeling_elmo.run_scripts.pretraining.loop import PretrainingArguments
 from modeling_elmo.run_scripts.program import processes
 from modeling_elmo.run_scripts.program.processes import sole_run
+from modeling_elmo.run_scripts.program.trackers import where_to_look
 
 SHORT = {"max_steps": 2, "eval_steps": 100, "save_steps": 100}
 
@@ -325,11 +326,21 @@ def test_the_published_folder(base):
     assert not list(folder.glob(".*")) and not (folder / "training_state.pt").exists()
 
 
-def test_trackers(tmp_path):
+def test_where_to_look():
+    folder = Path("a run", "runs")
+    assert where_to_look(["tensorboard"], folder).endswith("tensorboard --logdir 'a run/runs'")
+    assert where_to_look(["trackio", "aim"], folder, "elmo").endswith(": trackio show --project elmo; aim")
+    assert "in the project huggingface" in where_to_look(["wandb"], folder)
+    assert where_to_look([], folder).startswith("No tracker") and "--report_to tensorboard" in where_to_look([], folder)
+
+
+def test_trackers(tmp_path, capsys):
     pytest.importorskip("tensorboard")
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
     run = pretrain(tmp_path, report_to="tensorboard", max_steps=8)
+    told = capsys.readouterr().out.splitlines()
+    assert told[0] == f"Figures of this run: tensorboard --logdir {tmp_path / 'run' / 'runs'}"
     files = map(str, (tmp_path / "run").rglob("events.out.tfevents.*"))
     (found,) = (events for events in (EventAccumulator(file).Reload() for file in files) if events.Tags()["scalars"])
     losses = {event.step: event.value for event in found.Scalars("loss")}

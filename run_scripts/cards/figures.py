@@ -84,18 +84,37 @@ def draw_curve(trainings: Sequence[JsonObject], config: ELMoConfig):
     for axis, (title, curves) in zip(axes, panels.items(), strict=True):
         for label, (steps, values) in curves.items():
             axis.plot(steps, values, ".-", label=label, linewidth=1, markersize=4)
-        mark_step(axis, published_step, "--", "published")
+        mark_step(axis, published_step, "--", "this model")
         for start in starts[1:]:
             mark_step(axis, start, ":", "trained further")
         axis.set_ylabel(title)
         axis.grid(alpha=0.3)
-        axis.legend(fontsize=8)
     if perplexities:
+        unigrams = [entry["unigram"] for entry in log if entry.get("unigram")]
+        for unigram in unigrams[-1:]:
+            axes[0].axhline(unigram, color="0.3", linestyle="-.", linewidth=1, label=f"unigram: {unigram:,.2f}")
         axes[0].set_yscale("log")
-        axes[0].yaxis.set_major_formatter("{x:,.6g}")
+        plain_ticks(axes[0])
+    for axis in axes:
+        axis.legend(fontsize=8)
     axes[-1].set_xlabel("optimizer steps")
     axes[-1].xaxis.set_major_formatter("{x:,.0f}")
     return figure
+
+
+def plain_ticks(axis):
+    """Whole numbers instead of powers on a logarithmic scale, and as many as have room."""
+    lowest, highest = axis.get_ylim()
+    digits = "123456789"
+    if highest > 3 * lowest:
+        digits = "125" if highest > 30 * lowest else "1234568"
+
+    def label(value: float, _: int) -> str:
+        text = f"{value:,.6g}"
+        return text if text[0] in digits else ""
+
+    axis.yaxis.set_major_formatter(label)
+    axis.yaxis.set_minor_formatter(label)
 
 
 def joined_log(trainings: Sequence[JsonObject]) -> tuple[LogEntries, list[int]]:

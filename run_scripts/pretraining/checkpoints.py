@@ -31,9 +31,13 @@ from modeling_elmo.configuration_elmo import SENTENCE_TRANSFORMERS_FILES
 
 from ..program.files import sync, sync_folder
 from ..program.models import MODEL_FILES
+from ..program.trackers import TENSORBOARD_FOLDER
 
 TRAINING_STATE = "training_state.pt"
-WRITTEN_FIRST = ("vocab.txt", "runs")  # by a run, before its first checkpoint: its counted words, its log
+# What a run writes before its first checkpoint: words, their counts, and the files of trackers.
+COUNTS = "counts.json.gz"
+PROJECT = "elmo"  # under which trackers collect runs; the name of TensorBoard's folder beside other trackers
+WRITTEN_FIRST = ("vocab.txt", COUNTS, TENSORBOARD_FOLDER, PROJECT)
 
 
 @dataclass

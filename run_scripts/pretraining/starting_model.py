@@ -22,7 +22,7 @@ from modeling_elmo.tokenization.elmo_pretokenization import TextSplitter
 from ..program.command_line import option, refuse_unread
 from ..program.files import parse_json_object, read_json
 from ..program.models import check_model, load_pretrained
-from .checkpoints import on_main_process
+from .checkpoints import COUNTS, on_main_process
 from .corpus import (
     WHITESPACE,
     Corpus,
@@ -35,7 +35,6 @@ from .counting import Survey, TextCounts, count_words
 from .loop import Pretraining, PretrainingArguments
 from .optimization import load_accumulators
 
-COUNTS = "counts.json.gz"  # of the training text, in `output_dir`
 VOCABULARY_OPTIONS = ("vocabulary_size", "vocabulary_file", "tokenizer_name")
 NEW_OPTIONS = ("preset", "config_overrides", "tokenizer_name", "pre_tokenization")  # only of new models
 START_OPTIONS = {"model_name_or_path", "vocabulary", *VOCABULARY_OPTIONS}
