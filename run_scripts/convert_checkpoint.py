@@ -142,12 +142,15 @@ def format_of(place: Path, arguments: ConversionArguments) -> type[Checkpoint]:
 
     But what `torch.save` wrote under any name is a task model.
     """
-    if arguments.softmax:
-        return OriginalCheckpoint
     paths = files_in(place) if place.is_dir() else [place]
+    fitting = []
     for candidate in FORMATS:
         if any(fnmatchcase(path.name, pattern) for path in paths for pattern in candidate.patterns):
-            return candidate
+            fitting.append(candidate)
+    if arguments.softmax and OriginalCheckpoint in fitting:
+        return OriginalCheckpoint
+    if fitting:
+        return fitting[0]
     if not place.is_dir():
         return AllenNLPArchive if is_torch_file(place) else OriginalCheckpoint
     known = "; ".join(f"{' or '.join(item.patterns)} ({item.name})" for item in FORMATS)

@@ -7,10 +7,13 @@ import tarfile
 from collections import OrderedDict
 from types import SimpleNamespace
 
+import h5py
+import numpy as np
 import pytest
 import torch
 from errors import refused
 from places import ELMO_FIXTURES
+from safetensors.torch import load_file
 
 from modeling_elmo import ELMoModel, ELMoTokenizer, ScalarMix
 from modeling_elmo.conversion import files
@@ -69,12 +72,10 @@ def bilm_of(state, beginning=EMBEDDER):
 
 
 def mixes_in(folder, model):
-    """The mixes of a converted folder; the lines of Python in the report load the further ones."""
-    paths = sorted(folder.glob("scalar_mix_*.safetensors"))
     mixes = [model.scalar_mix]
-    for path in paths:
+    for path in sorted(folder.glob("scalar_mix_*.safetensors")):
         mixes.append(ScalarMix(model.config))
-        mixes[-1].load_state_dict(__import__("safetensors.torch").torch.load_file(path))
+        mixes[-1].load_state_dict(load_file(path))
     return mixes
 
 
@@ -105,6 +106,55 @@ def test_vectors_of_allennlp(source, tmp_path):
             assert len(mixed) == len(words)
     with_mixes = {name: array for name, array in state_of(source).items() if "elmo" in name.lower()}
     assert same_state(with_mixes, AllenNLPArchive.arrays_of_export(folder, tmp_path))
+
+
+def loaded_by_allennlp(weights, beginning):
+    """The state of AllenNLP's `Elmo` after it has read HDF5 weights, as its `elmo.py` and `elmo_lstm.py` read them."""
+    state = {}
+    encoder, lstm = f"{beginning}_elmo_lstm._token_embedder.", f"{beginning}_elmo_lstm._elmo_lstm."
+    with h5py.File(weights) as file:
+        rows = file["char_embed"][...]
+        state[f"{encoder}_char_embedding_weights"] = np.concatenate([np.zeros_like(rows[:1]), rows])
+        for i in range(len(file["CNN"]) // 2):
+            state[f"{encoder}char_conv_{i}.weight"] = file[f"CNN/W_cnn_{i}"][0].transpose(2, 1, 0)
+            state[f"{encoder}char_conv_{i}.bias"] = file[f"CNN/b_cnn_{i}"][...]
+        for i in range(sum(name.startswith("CNN_high") for name in file)):
+            highway = file[f"CNN_high_{i}"]
+            weight = [highway["W_transform"][...].T, -1.0 * highway["W_carry"][...].T]
+            state[f"{encoder}_highways._layers.{i}.weight"] = np.concatenate(weight)
+            bias = [highway["b_transform"][...], -1.0 * highway["b_carry"][...]]
+            state[f"{encoder}_highways._layers.{i}.bias"] = np.concatenate(bias)
+        state[f"{encoder}_projection.weight"] = file["CNN_proj/W_proj"][...].T
+        state[f"{encoder}_projection.bias"] = file["CNN_proj/b_proj"][...]
+        for number, way in enumerate(("forward", "backward")):
+            cells = file[f"RNN_{number}/RNN/MultiRNNCell"]
+            for i in range(len(cells)):
+                cell, layer = cells[f"Cell{i}/LSTMCell"], f"{lstm}{way}_layer_{i}."
+                kernel, bias = (np.split(cell[name][...].T, 4) for name in ("W_0", "B"))  # i, g, f, o
+                kernel = np.concatenate([kernel[0], kernel[2], kernel[1], kernel[3]])
+                width = kernel.shape[1] // 2
+                state[f"{layer}input_linearity.weight"] = kernel[:, :width]
+                state[f"{layer}state_linearity.weight"] = kernel[:, width:]
+                state[f"{layer}state_linearity.bias"] = np.concatenate([bias[0], bias[2] + 1, bias[1], bias[3]])
+                state[f"{layer}state_projection.weight"] = cell["W_P_0"][...].T
+    return {name: torch.tensor(array) for name, array in state.items()}
+
+
+@pytest.mark.parametrize("name", ["one_layer", "three_layers", "no_highway", "no_clip"])
+def test_vectors_of_other_sizes(name, tmp_path):
+    """The numbers of bilm-tf for weights that AllenNLP loads; their first sentences start from a zero state."""
+    source = ELMO_FIXTURES / "variants" / name
+    weights = source / ("weights_inference_names.hdf5" if name == "one_layer" else "weights.hdf5")
+    options = source / "options.json" if name == "no_clip" else None  # others are told by the arrays
+    (tmp_path / "weights.th").write_bytes(saved(loaded_by_allennlp(weights, "net.elmo.")))
+    folder = convert_checkpoint(AllenNLPArchive, tmp_path / "weights.th", tmp_path / "model", options=options)
+    model, tokenizer = ELMoModel.from_pretrained(folder), ELMoTokenizer.from_pretrained(folder)
+    with h5py.File(source / "expected.hdf5") as file:
+        for k, [first, *_] in enumerate(read_json(source / "sentences.json")):
+            inputs = tokenizer([first.split()], is_split_into_words=True, return_tensors="pt")
+            with torch.no_grad():
+                layers = torch.stack(model(**inputs).hidden_states)[:, 0, 1:-1]
+            torch.testing.assert_close(layers, torch.tensor(file[f"{k}/0"][...]), rtol=0, atol=TOLERANCE)
 
 
 def test_it_is_the_published_model(tmp_path):
@@ -194,7 +244,7 @@ def test_options(tmp_path):
 
 def test_settings_of_the_mix(tmp_path):
     """AllenNLP normalizes a layer by the mean and the variance of all its numbers, markers included."""
-    options = {"type": "elmo_token_embedder", "do_layer_norm": "true", "dropout": 0.25}
+    options = {"type": "elmo_token_embedder", "do_layer_norm": "true", "dropout": "0.25"}
     config = {"model": {"tagger": {"x": {"token_embedders": {"elmo": options}}}}}
     source = found(write(tmp_path / "normed", state_of(NER), **{"config.json": config}), tmp_path)
     source.convert(tmp_path / "model", None)
@@ -339,16 +389,18 @@ TABLE, LAYER = "_elmo_lstm._token_embedder._char_embedding_weights", "_elmo_lstm
         (without("forward_layer", "backward_layer"), f"no ELMo: {EMBEDDER}{TABLE} has no LSTM with forward_layer_0"),
         (without("_char_embedding_weights"), "forward_layer_0.state_projection.weight is in an LSTM of this kind, but"),
         (without("backward"), "weights.th has only the forward direction of a biLM; ELMo needs both"),
-        (without("_highways._layers.0"), "does not match the sizes of its other arrays:\n .*_highways._layers.1"),
+        (without("_highways._layers.0"), "does not match the arrays of .*weights.th:\n .*_highways._layers.1"),
         (without("_token_embedder._projection.bias"), "_projection.bias: the file has none"),
-        (without("char_conv"), "Correct char_cnn.filters in the sizes of its other arrays: .*filters. is \\[\\]"),
+        (without("char_conv"), "Correct char_cnn.filters in the arrays of .*weights.th: .*filters. is \\[\\]"),
         (with_array(TABLE, torch.ones(261, 4)), "has 261 rows; ELMo has 262 .or 263. characters"),
         (with_array(TABLE, torch.ones(4)), r"has the shape \(4,\), not 2 dimensions"),
-        (with_array(TABLE, torch.ones(262, 4).int()), r"not floating-point: .*_char_embedding_weights \(torch.int32\)"),
+        (with_array(TABLE, torch.ones(262, 4).int()), r"float64 numbers in an ELMo, not .*weights \(torch.int32\)"),
         (with_array(TABLE, torch.full((262, 4), torch.nan)), "NaN or infinite values in .*_char_embedding_weights"),
         (with_array(TABLE, torch.ones(1).expand(262, 4)), "has no ELMo: .* no array is named _char_embedding_weights"),
         (with_array("scalar_mix_0.gamma", torch.tensor([torch.inf])), "NaN or infinite values in .*scalar_mix_0.gamma"),
         (with_array(f"{LAYER}input_linearity.bias", torch.ones(64)), "the options require none .unexpected."),
+        (with_array(TABLE, torch.ones(262, 4).to_sparse()), "has no ELMo: .* no array is named _char_embedding"),
+        (with_array("\x1b[1m\n\ud800", torch.ones(1)), r"names are not text: .*elmo\.\\x1b\[1m\\n\\ud800\."),
         (lambda state: {"_contextualizer.x": torch.ones(1)}, "has another network than ELMo"),
         (lambda state: torch.ones(3), "weights.th has no arrays by name, but Tensor; pass another file"),
         (lambda state: {}, "weights.th has no arrays by name, but dict; pass another file"),
@@ -415,13 +467,9 @@ def test_folders_of_a_training(tmp_path):
     assert found(write(folder, state, "best.th"), tmp_path).weights.name == "best.th"
     source = found(write(folder, state, config__x=b""), tmp_path)
     assert source.weights.name == "weights.th" and "model_state_epoch_1.th" in source.unread
-    finished = write(tmp_path / "done", {}, **{"model.tar.gz": members_as_tar(NER)})
-    (finished / "weights.th").unlink()
-    assert same_state(found(finished, tmp_path).state, state)
-
-
-def members_as_tar(folder):
-    return (folder / "model.tar.gz").read_bytes()
+    finished = found(NER, tmp_path)  # with model.tar.gz and elmo_options.json
+    assert finished.weights.name == "weights.th" and same_state(finished.state, state)
+    assert finished.options == NER / "elmo_options.json"
 
 
 def test_the_program(tmp_path, capsys):
@@ -439,8 +487,9 @@ def test_the_program(tmp_path, capsys):
     ):
         assert text in printed
     assert "37 of 37 arrays equal the original arrays bit for bit" in (output / "README.md").read_text("utf-8")
-    with refused("--vocabulary .* has no effect because .* is a task model of AllenNLP"):
-        main(["--weights", str(SRL / "model.tar.gz"), "--output_dir", str(tmp_path / "x"), "--vocabulary", "v.txt"])
+    for option in ("--vocabulary", "--softmax", "--step"):
+        with refused(f"{option} 4 has no effect because .* is a task model of AllenNLP; leave it out"):
+            main(["--weights", str(SRL / "model.tar.gz"), "--output_dir", str(tmp_path / "x"), option, "4"])
     weights = tmp_path / "pytorch_model.bin"
     weights.write_bytes(members(SRL)["weights.th"])
     main(["--weights", str(weights), "--output_dir", str(tmp_path / "of_a_file")])

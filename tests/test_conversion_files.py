@@ -209,6 +209,10 @@ def test_what_is_not_there(tmp_path, scratch):
             OriginalCheckpoint.find(scratch, *arguments)
 
 
+def test_names_of_files_are_written_out():
+    assert files.first_of(["a\x1b[1m", "b\udcff\n", "é 한"]) == r"a\x1b[1m, b\udcff\n, é 한"
+
+
 def test_a_disk_that_is_full_is_no_damage(tmp_path):
     with refused("No space left", OSError), files.reading(tmp_path / "a.zip"):
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))

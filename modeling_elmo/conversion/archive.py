@@ -10,6 +10,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+import torch
 from safetensors.torch import load_file, save_file
 
 from modeling_elmo.configuration_elmo import ELMoConfig
@@ -62,6 +63,8 @@ ARCHIVE_KEYS = (
 LSTM_OPTIONS = {"cell_clip": 3, "proj_clip": 3, "use_skip_connections": True}
 CHARACTER_OPTIONS = {"activation": "relu", "max_characters_per_token": 50}
 
+PRECISIONS = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
+
 STATE_FILES = ("weights.th", "best.th", "model_state_*.th", "*.th")  # best name first
 WHOLE_ARCHIVE = "model.tar.gz"  # in the folder of a finished training
 SETTINGS_FILE = "config.json"
@@ -90,7 +93,7 @@ class AllenNLPArchive(Checkpoint):
         cls, scratch: Path, weights: str | Path, options: str | Path | None = None, bilm: str | None = None
     ) -> "AllenNLPArchive":
         """A folder or archive, or only its file of weights, with what is beside it."""
-        place = files.fetch(weights, scratch)
+        place = folder = files.fetch(weights, scratch)
         is_finished = place.is_dir() and not files.search(place, STATE_FILES)
         if is_finished and (archive := files.search(place, (WHOLE_ARCHIVE,))):
             place = files.fetch(archive, scratch)
@@ -103,8 +106,8 @@ class AllenNLPArchive(Checkpoint):
             found.options = files.find(options, ARCHIVED_OPTIONS, scratch)
         elif packed:
             found.options = packed[nearest(found.bilm.name, packed)]
-        elif place.is_dir():
-            found.options = files.search(place, ARCHIVED_OPTIONS)
+        elif folder.is_dir():
+            found.options = files.search(place, ARCHIVED_OPTIONS) or files.search(folder, ARCHIVED_OPTIONS)
         if place.is_dir():
             unread = set(files.files_in(place)).difference(found.paths)
             found.unread = sorted(path.relative_to(place).as_posix() for path in unread)
@@ -117,6 +120,8 @@ class AllenNLPArchive(Checkpoint):
         state = dict(named_arrays(content))
         if not state:
             raise ValueError(f"{self.weights} has no arrays by name, but {type(content).__name__}; pass another file.")
+        if wrong := [name for name in state if not name.isprintable()]:
+            raise ValueError(f"{self.weights} has arrays whose names are not text: {files.first_of(wrong)}.")
         return state
 
     @cached_property
@@ -152,13 +157,13 @@ class AllenNLPArchive(Checkpoint):
         return other_modules(self.state, self.arrays())
 
     def load(self, pre_tokenization: str) -> Loaded:
-        arrays = self.bilm.arrays(self.state)
+        check_numbers(self.arrays(), self.weights)
+        arrays = {name: array.float() for name, array in self.bilm.arrays(self.state).items()}
         check_bilm(arrays, self.weights)
-        arrays = {name: array.float() for name, array in arrays.items()}
-        files.check_finite(self.arrays(), self.weights)
-        options, described = options_of_shapes(arrays), "the sizes of its other arrays"
         if self.options:
             options, described = files.read_json_object(self.options), str(self.options)
+        else:
+            options, described = options_of_shapes(arrays), f"the arrays of {self.weights}"
         places = ["scalar_mix", *(mix_file(number) for number in range(1, len(self.bilm.mixes)))]
         record: ConversionRecord = {
             "options": options,
@@ -222,7 +227,7 @@ class AllenNLPArchive(Checkpoint):
         is_trained = is_true(self.entry.get("requires_grad"))
         lines = [f"The biLM is {self.bilm.name or 'the whole file'}{', trained with the task' if is_trained else ''}."]
         if self.options:
-            lines.append(f"Its options are those of {self.options.name}.")
+            lines.append(f"Its options are those of {files.first_of([self.options.name])}.")
         else:
             lines.append(
                 "Its sizes are those of the arrays. There is no options.json, so clips of 3, skip connections, relu "
@@ -276,12 +281,18 @@ def mix_file(number: int) -> str:
     return f"scalar_mix_{number}.safetensors"
 
 
+def check_numbers(arrays: State, weights: Path):
+    wrong = [f"{name} ({array.dtype})" for name, array in arrays.items() if array.dtype not in PRECISIONS]
+    if wrong:
+        known = ", ".join(str(dtype).removeprefix("torch.") for dtype in PRECISIONS)
+        raise ValueError(f"{weights} must have {known} numbers in an ELMo, not {files.first_of(wrong)}.")
+    files.check_finite({name: array.float() for name, array in arrays.items()}, weights)
+
+
 def check_bilm(arrays: State, weights: Path):
-    """Refuses arrays that are not of ELMo, or whose sizes cannot be read."""
+    """Refuses arrays that are not those of ELMo, or whose sizes cannot be read."""
     if not any(name.startswith(f"{LSTM_PART}.backward") for name in arrays):
         raise ValueError(f"{weights} has only the forward direction of a biLM; ELMo needs both.")
-    if wrong := [f"{name} ({array.dtype})" for name, array in arrays.items() if not array.is_floating_point()]:
-        raise ValueError(f"{weights} has arrays of a biLM that are not floating-point: {files.first_of(wrong)}.")
     dimensions = {TABLE_OF_CHARACTERS: 2, f"{LSTM_PART}.{FIRST_LAYER}": 2}
     for number in range(how_many(arrays, FILTER_WEIGHT)):
         dimensions[FILTER_WEIGHT.format(number)] = 3
@@ -333,15 +344,22 @@ def archive_config(options: dict[str, Any], arrays: State, source: str, entry: d
             config.always_project = True
     if is_true(entry.get("do_layer_norm")):
         config.scalar_mix_layer_norm = "allennlp"
-    dropout = entry.get("dropout")
-    if isinstance(dropout, (int, float)) and 0 <= dropout < 1:
-        config.elmo_dropout = float(dropout)
+    dropout = as_number(entry.get("dropout"))
+    if dropout is not None and 0 <= dropout < 1:
+        config.elmo_dropout = dropout
     return config
 
 
 def is_true(option: Any) -> bool:
-    """Whether an option of config.json is on. AllenNLP also reads strings."""
-    return option is True or option == "true"
+    """Whether an option of config.json is on. AllenNLP also takes strings, and numbers as in Jsonnet."""
+    return str(option).lower() in ("true", "1")
+
+
+def as_number(option: Any) -> float | None:
+    try:
+        return float(option)
+    except (TypeError, ValueError, OverflowError):
+        return None
 
 
 def sections(settings: Any) -> Iterable[tuple[str, dict[str, Any]]]:

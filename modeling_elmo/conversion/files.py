@@ -180,8 +180,8 @@ def find(reference: str | Path, patterns: tuple[str, ...], scratch: Path) -> Pat
 
 
 def first_of(items: Iterable[str], separator: str = ", ") -> str:
-    """The items that an error lists."""
-    items = list(items)
+    """The items that an error lists. Names in foreign files may have control characters, which are written out."""
+    items = ["".join(sign if sign.isprintable() else ascii(sign)[1:-1] for sign in item) for item in items]
     if len(items) > MOST_LISTED:
         items[MOST_LISTED:] = [f"and {len(items) - MOST_LISTED} more"]
     return separator.join(items)
@@ -323,7 +323,9 @@ def is_array(item: Any) -> bool:
 
     A view that repeats a few values may have any size, and would fill the memory.
     """
-    if type(item) not in (Tensor, torch.nn.Parameter) or item.layout != torch.strided or item.device.type != "cpu":
+    if type(item) not in (Tensor, torch.nn.Parameter) or item.layout != torch.strided:
+        return False
+    if item.is_nested or item.device.type != "cpu":
         return False
     return item.numel() * item.element_size() <= item.untyped_storage().nbytes()
 

@@ -83,6 +83,10 @@ def common_modules(first: str, second: str) -> list[str]:
     return list(os.path.commonprefix([name.split(".")[:-1] for name in (first, second)]))
 
 
+def parent_of(beginning: str) -> list[str]:
+    return beginning.split(".")[:-2]
+
+
 def beginnings(names: Iterable[str], array: str) -> list[str]:
     """What comes before the name of an array, wherever it is."""
     return [name.removesuffix(array) for name in names if f".{name}".endswith(f".{array}")]
@@ -116,16 +120,14 @@ def find_bilms(state: State, weights: Path) -> list[BiLM]:
 
 
 def lstm_of(characters: str, state: State, weights: Path) -> str | None:
-    """The LSTM that reads the words of a character encoder: one beside it, or else the nearest with a projection.
+    """The LSTM that reads the words of a character encoder: the nearest with a projection, or else one beside it.
 
     Networks of tasks have LSTMs with these names, but without a projection.
     """
-    depths = {}
-    for lstm in beginnings(state, FIRST_LAYER):
-        depth = len(common_modules(characters, lstm))
-        is_beside = depth == characters.count(".") - 1 == lstm.count(".") - 1
-        if is_beside or lstm + FIRST_PROJECTION in state:
-            depths[lstm] = depth
+    lstms = beginnings(state, FIRST_LAYER)
+    projected = [lstm for lstm in lstms if lstm + FIRST_PROJECTION in state]
+    beside = [lstm for lstm in lstms if parent_of(lstm) == parent_of(characters)]
+    depths = {lstm: len(common_modules(characters, lstm)) for lstm in projected or beside}
     nearest = [lstm for lstm, depth in depths.items() if depth == max(depths.values())]
     if len(nearest) > 1:
         names = files.first_of(f"{lstm}{FIRST_LAYER}" for lstm in nearest)
@@ -192,7 +194,7 @@ def other_modules(names: Iterable[str], converted: Collection[str]) -> list[str]
         if name in converted:
             continue
         parts = name.split(".")
-        depths = [depth for depth in range(1, len(parts) + 1) if ".".join(parts[:depth]) not in parents]
+        depths = [depth for depth in range(1, len(parts)) if ".".join(parts[:depth]) not in parents] or [len(parts)]
         embedders = [depth for depth, part in enumerate(parts, 1) if part.startswith("token_embedder_")]
         modules.append(".".join(parts[: max(depths[0], *embedders[:1], 1)]))
     return list(dict.fromkeys(modules))
