@@ -101,12 +101,10 @@ def _is_tar(path: Path) -> bool:
 class _TarHeader(tarfile.TarInfo):
     """A header in a tar archive. Else tarfile reads a name of any length into memory."""
 
-    @classmethod
-    def frombuf(cls, buf, encoding, errors):
-        header = super().frombuf(buf, encoding, errors)
-        if header.size > MOST_HEADER and not header.isreg():
-            raise tarfile.ReadError(f"a header has {header.size} bytes")
-        return header
+    def _proc_member(self, archive):  # tarfile's own place for what each type of header needs
+        if self.size > MOST_HEADER and not self.isreg():
+            raise tarfile.ReadError(f"a header has {self.size} bytes")
+        return super()._proc_member(archive)  # type: ignore[misc] # typeshed leaves it out
 
 
 def _unpack_tar(path: Path, folder: Path):
