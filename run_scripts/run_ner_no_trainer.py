@@ -84,8 +84,9 @@ def train(accelerator: Accelerator, task: Tagging, head: HeadArguments, loop: Lo
         scores, failures = {}, {}
         for split in [name for name in splits if name != "train"]:
             output = SplitOutput(*predict(accelerator, model, loaders[split]), task.data[split], splits[split])
-            of_split = task.scores(output)
-            scores[split], failures[split] = of_split[task.metric], task.failure(output, of_split)
+            predictions = list(task.predictions(output))
+            of_split = task.scores(predictions)
+            scores[split], failures[split] = of_split[task.metric], task.failure(predictions, of_split)
         epochs.append({"epoch": epoch, "loss": loss, **scores})
         accelerator.print(epochs[-1])
         if accelerator.is_main_process and max(epochs, key=lambda each: each["validation"]) is epochs[-1]:

@@ -183,7 +183,7 @@ def test_one_label():
     assert (labels.target("good"), labels.label(np.array([0.1, 0.2]))) == (1, "good")
     mean = labels.average(probabilities([0.0, 0.0], [0.0, np.log(3)]))  # (1/2 + 3/4) / 2
     assert np.exp(mean[0]) == pytest.approx([0.375, 0.625])
-    assert labels.evaluate(np.array([[1, 0], [1, 0]]), ["bad", "good"])["accuracy"] == 0.5
+    assert labels.scores(["bad", "bad"], ["bad", "good"])["accuracy"] == 0.5
 
 
 def test_several_labels():
@@ -191,7 +191,7 @@ def test_several_labels():
     assert labels.target(["c", "a"]) == [1.0, 0.0, 1.0] and labels.label(np.array([0.1, -0.1, 2.0])) == ["a", "c"]
     mean = labels.average(probabilities([0.0], [np.log(3)]))  # sigmoids 1/2 and 3/4
     assert 1 / (1 + np.exp(-mean[0, 0])) == pytest.approx(0.625)
-    assert labels.evaluate(np.array([[1, -1, -1]]), [["a", "c"]])["micro_f1"] == pytest.approx(2 / 3)
+    assert labels.scores([["a"]], [["a", "c"]])["micro_f1"] == pytest.approx(2 / 3)
 
 
 def test_numbers():
@@ -199,7 +199,7 @@ def test_numbers():
     labels = Regression(data)
     assert labels.target(1.5) == 1.5 and labels.label(np.array([2.5])) == 2.5
     assert labels.average(probabilities([1.0], [2.0])).tolist() == [[1.5]]
-    assert labels.evaluate(np.array([[1.0], [2.0], [4.0]]), [2.0, 4.0, 8.0])["pearson"] == pytest.approx(1)
+    assert labels.scores([1.0, 2.0, 4.0], [2.0, 4.0, 8.0])["pearson"] == pytest.approx(1)
 
 
 def test_hidden_labels_are_noticed():
@@ -210,19 +210,19 @@ def test_hidden_labels_are_noticed():
 
 def test_labels_that_the_training_data_lacks_are_errors():
     """As scikit-learn counts the labels as given."""
-    labels, logits = SingleLabel(["bad", "good"]), np.array([[1, 0], [0, 1], [0, 1], [1, 0]])
+    labels = SingleLabel(["bad", "good"])
     predicted, gold = ["bad", "good", "good", "bad"], ["bad", "odd", "good", "odd"]
     assert [labels.target(name) for name in gold] == [0, -100, 1, -100]
-    scores = labels.evaluate(logits, gold)
+    scores = labels.scores(predicted, gold)
     assert scores["accuracy"] == sklearn.metrics.accuracy_score(gold, predicted)
     assert scores["macro_f1"] == sklearn.metrics.f1_score(gold, predicted, average="macro", zero_division=0)
     matrix = sklearn.metrics.confusion_matrix(gold, predicted, labels=["bad", "good", "odd"])
     assert scores["confusion"] == matrix.tolist()
     assert scores["per_label"]["odd"] == {"precision": 0.0, "recall": 0.0, "f1": 0.0, "number": 2}
 
-    sets, found, wanted = MultiLabel(["a", "b"]), np.array([[1, -1], [1, 1]]), [["a"], ["b", "z"]]
+    sets, found, wanted = MultiLabel(["a", "b"]), [["a"], ["a", "b"]], [["a"], ["b", "z"]]
     assert sets.target(["b", "z"]) == [0.0, 1.0]
-    scores = sets.evaluate(found, wanted)
+    scores = sets.scores(found, wanted)
     matrices = np.array([[1, 0, 0], [0, 1, 1]]), np.array([[1, 0, 0], [1, 1, 0]])  # gold and predicted: a, b, z
     for average in ("micro", "macro"):
         expected = sklearn.metrics.f1_score(*matrices, average=average, zero_division=0)

@@ -366,7 +366,7 @@ def test_scores_of_both_ways(train_singletons):
     task = task_of(documents({}, {}), train_singletons=train_singletons)
     predicted = [MENTIONS[:5] + [[2, 3, 3, -1]], [[0, 0, 0, 0], [1, 0, 0, 0], [2, 2, 3, 1]]]
     output = SplitOutput((padded(predicted), np.zeros((2, 6))), None, task.data["train"], None)
-    scores = task.scores(output)
+    scores = task.scores(task.predictions(output))
     clusters = [[[(0, 0, 0), (1, 0, 0)], [(0, 2, 2), (2, 0, 0), (2, 2, 2)]], [[(0, 0, 0), (1, 0, 0)], [(2, 2, 3)]]]
     gold = [[*clusters[0], [(2, 2, 3)], [(3, 0, 0)]]] * 2
     both = {way: coreference_scores(clusters, gold, singletons=way) for way in (True, False)}
@@ -384,7 +384,7 @@ def test_scores_of_both_ways(train_singletons):
 def test_data_without_singletons_have_one_way():
     task = task_of(documents(mentions=MENTIONS[:5]))
     output = SplitOutput((padded([MENTIONS[:5]]), np.zeros((1, 5))), None, task.data["train"], None)
-    scores = task.scores(output)
+    scores = task.scores(task.predictions(output))
     assert scores["f1"] == 1 and "with_singletons" not in scores and "f1_with_singletons" not in scores
     with refused("--train_singletons"):
         task_of(documents(mentions=MENTIONS[:5]), train_singletons=True)

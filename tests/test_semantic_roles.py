@@ -377,7 +377,7 @@ def test_roles_that_training_lacks_are_errors(tmp_path, caplog):
     assert rows["labels"] == [[-100, -100, 4, 3, -100]]
     log_probs = np.full((1, 5, 6), -9.0, dtype=np.float32)
     log_probs[0, [1, 2, 3], [0, 4, 3]] = -0.1  # the best that is possible
-    scores = task.scores(output_of(task, log_probs, np.full((1, 5), -9.0), "test"))
+    scores = task.scores(task.predictions(output_of(task, log_probs, np.full((1, 5), -9.0), "test")))
     assert (scores["precision"], scores["recall"], scores["per_type"]["ARG9"]["recall"]) == (1.0, 0.5, 0.0)
 
 
@@ -414,13 +414,13 @@ def test_best_sequences_and_found_predicates(tmp_path):
     assert (first["predicates"], first["predicted_predicates"]) == ([1, 3], [1, 2])
     assert (rain["verbs"], rain["predicted_predicates"]) == ([], [0])
     assert (stop["verbs"][0]["verb"], stop["predicted_predicates"]) == ("Stop", [])
-    scores = task.scores(output)
+    scores = task.scores(task.predictions(output))
     assert (scores["precision"], scores["recall"]) == (3 / 4, 3 / 4)
     assert (scores["predicate_precision"], scores["predicate_recall"]) == (1 / 3, 1 / 3)
     assert "per_kind" not in scores  # the file has no kinds
     log_probs[0, 1, 0] = np.nan
     with refused("Some logits are not finite: training diverged"):
-        task.scores(output_of(task, log_probs, predicate_logits, "test"))
+        task.scores(task.predictions(output_of(task, log_probs, predicate_logits, "test")))
 
 
 def test_words_and_what_follows_them(tmp_path):

@@ -130,7 +130,7 @@ def test_tags_that_the_training_data_lacks_are_errors(tmp_path, caplog):
     for row, tags in enumerate(predicted):
         logits[row, range(1, len(tags) + 1), [task.labels.index(tag) for tag in tags]] = 1
     output = SplitOutput(logits, batch["labels"].numpy(), task.data["validation"], rows)
-    scores, gold = task.scores(output), task.data["validation"]["tags"][:]
+    scores, gold = task.scores(task.predictions(output)), task.data["validation"]["tags"][:]
     assert scores["f1"] == seqeval.metrics.f1_score(gold, predicted) == 0.5
     assert scores["accuracy"] == pytest.approx(3 / 5) and scores["per_type"]["other"]["number"] == 1
     records = list(task.predictions(output))
@@ -195,5 +195,5 @@ def test_markers_and_padding_are_not_scored():
         labels[row, places] = [task.labels.index(tag) for tag in tags]
         logits[row, places, [task.labels.index(tag) for tag in found]] = 2
     output = SplitOutput(logits, labels, examples, None)
-    assert task.scores(output) == tagging_scores(predicted, gold, are_entities=True)
+    assert task.scores(task.predictions(output)) == tagging_scores(predicted, gold, are_entities=True)
     assert [row["predicted"] for row in task.predictions(output)] == predicted

@@ -77,7 +77,8 @@ def answering(task: Tagging, tags: list[list[str]], split: str = "test") -> Spli
 
 
 def failure_of(task: Task, output: SplitOutput) -> str | None:
-    return task.failure(output, task.scores(output))
+    predictions = list(task.predictions(output))
+    return task.failure(predictions, task.scores(predictions))
 
 
 def test_a_tagger_that_finds_nothing(task):
@@ -149,8 +150,8 @@ class CountCapitals(Task):
     def collator(self, tokenizer):
         return DataCollatorWithPadding(tokenizer)
 
-    def scores(self, output):
-        errors = [abs(record["predicted"] - record["capitals"]) for record in self.predictions(output)]
+    def scores(self, predictions):
+        errors = [abs(record["predicted"] - record["capitals"]) for record in predictions]
         return {"closeness": 1 / (1 + sum(errors) / len(errors)), "documents": len(errors)}
 
     def predictions(self, output):

@@ -35,8 +35,8 @@ from ..fine_tuning.run import (
     push_model,
     run_record,
     run_settings,
-    score_outputs,
     split_outputs,
+    write_predictions,
     write_run,
 )
 from ..fine_tuning.task import SplitOutput, Task
@@ -420,12 +420,13 @@ def ensemble_record(task: Task, folders: Sequence[str], training: TaskTrainingAr
         of_split = [member[split] for member in members]
         outputs[split] = average_outputs(task, of_split, folders)
     path = Path(training.output_dir, "results", "ensemble")
+    predictions = write_predictions(task, outputs, path, training.process_index == 0)
     return {
         "task": task.name,
         "arm": f"ensemble of {len(folders)}",
         "seed": 0,
         "metric": task.metric,
-        "metrics": score_outputs(task, outputs, path, training.process_index == 0),
+        "metrics": {split: task.scores(records) for split, records in predictions.items()},
         "layer_weights": {},
         "settings": {"ensemble": without_folders(list(folders))},
     }

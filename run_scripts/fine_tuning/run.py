@@ -17,7 +17,7 @@ from ..cards.records import BASELINE_NAME, RunRecord
 from ..program.files import digest, read_json, write_json, write_lines
 from ..program.models import model_digest
 from .head import HeadArguments, resolved_options
-from .task import SplitOutput, Task
+from .task import Record, SplitOutput, Task
 from .trainer import TaskTrainer, TaskTrainingArguments, checkpoints_in, last_checkpoint
 
 logger = logging.get_logger(__name__)
@@ -114,8 +114,9 @@ def run_record(
     """
     outputs = split_outputs(trainer, task, splits)
     path = Path(trainer.args.output_dir, "predictions")
-    scores = score_outputs(task, outputs, path, trainer.is_world_process_zero())
-    warn_of_failures(trainer, task, outputs, scores)
+    predictions = write_predictions(task, outputs, path, trainer.is_world_process_zero())
+    scores = {split: task.scores(of_split) for split, of_split in predictions.items()}
+    warn_of_failures(trainer, task, predictions, scores)
     score = f"eval_{task.metric}"  # on the validation split
     record = {
         "task": task.name,
@@ -149,21 +150,26 @@ def split_outputs(trainer: TaskTrainer, task: Task, splits: dict[str, Dataset]) 
     return outputs
 
 
-def score_outputs(task: Task, outputs: dict[str, SplitOutput], path: Path, is_main: bool) -> dict[str, Any]:
-    """The scores of each split. The main process writes the predictions to `{path}_{split}.jsonl`."""
+def write_predictions(
+    task: Task, outputs: dict[str, SplitOutput], path: Path, is_main: bool
+) -> dict[str, list[Record]]:
+    """The predictions for each split, which the main process writes to `{path}_{split}.jsonl`."""
+    predictions = {split: list(task.predictions(output)) for split, output in outputs.items()}
     if is_main:
-        for split, output in outputs.items():
-            lines = (json.dumps(record, ensure_ascii=False) for record in task.predictions(output))
+        for split, records in predictions.items():
+            lines = (json.dumps(record, ensure_ascii=False) for record in records)
             write_lines(path.with_name(f"{path.name}_{split}.jsonl"), lines)
-    return {split: task.scores(output) for split, output in outputs.items()}
+    return predictions
 
 
-def warn_of_failures(trainer: TaskTrainer, task: Task, outputs: dict[str, SplitOutput], scores: dict[str, Any]):
+def warn_of_failures(
+    trainer: TaskTrainer, task: Task, predictions: dict[str, list[Record]], scores: dict[str, dict[str, Any]]
+):
     if not trainer.is_world_process_zero():
         return
     cause = trainer.args.likely_cause(trainer.state.global_step)
-    for split, output in outputs.items():
-        if failure := task.failure(output, scores[split]):
+    for split, records in predictions.items():
+        if failure := task.failure(records, scores[split]):
             logger.warning(f"{trainer.args.output_dir}, split {split!r}: {failure}. Likely cause: {cause}.")
 
 

@@ -42,8 +42,9 @@ class Task(ABC):
     array with classes in the last dimension, `preprocess_logits` if those of a split are too large for memory, and
     `answers` if a record has several.
 
-    Scores and predictions see a whole split at once (`SplitOutput`), so that they may join rows of one example, decode
-    structures, or count over documents. `encode` may return several rows for an example.
+    Predictions see the rows of many examples at once (`SplitOutput`), so that they may join rows of one example and
+    decode structures. Scores are computed from the predictions alone, which have the gold labels beside those of the
+    model. `encode` may return several rows for an example.
     """
 
     name: str  # in records and files
@@ -96,23 +97,23 @@ class Task(ABC):
         return FeatureCollator(self.collator(tokenizer), store)
 
     @abstractmethod
-    def scores(self, output: SplitOutput) -> dict[str, Any]:
-        """The scores of a split: numbers, `metric` among them, and tables in dictionaries."""
+    def predictions(self, output: SplitOutput) -> Iterable[Record]:
+        """The lines of the file of predictions: a record for each example, with gold and predicted labels."""
 
     @abstractmethod
-    def predictions(self, output: SplitOutput) -> Iterable[Record]:
-        """The lines of the file of predictions, one record per example."""
+    def scores(self, predictions: Iterable[Record]) -> dict[str, Any]:
+        """The scores of these lines: numbers, `metric` among them, and tables in dictionaries."""
 
-    def answers(self, output: SplitOutput) -> Iterator[Any]:
+    def answers(self, predictions: Iterable[Record]) -> Iterator[Any]:
         """What the model says, one by one. A model that always says the same has learned nothing."""
-        return (record["predicted"] for record in self.predictions(output) if "predicted" in record)
+        return (record["predicted"] for record in predictions if "predicted" in record)
 
-    def failure(self, output: SplitOutput, scores: dict[str, Any]) -> str | None:
+    def failure(self, predictions: Iterable[Record], scores: dict[str, Any]) -> str | None:
         """What is wrong with a score that needs no learning: near 0, or that of a model that always says the same."""
         score = scores[self.metric]
         if 1 in (score, scores.get("accuracy")):
             return None
-        answers = self.answers(output)
+        answers = self.answers(predictions)
         first = next(answers, None)
         second = next(answers, None)
         if second is not None and second == first and all(answer == first for answer in answers):
@@ -171,7 +172,7 @@ class Task(ABC):
 
         def metrics(predicted: EvalPrediction) -> dict[str, float]:
             parts = (predicted.predictions, predicted.label_ids, self.data["validation"], splits["validation"])
-            scores = self.scores(SplitOutput(*parts))
+            scores = self.scores(self.predictions(SplitOutput(*parts)))
             return {name: value for name, value in scores.items() if isinstance(value, (int, float))}
 
         return metrics

@@ -119,12 +119,17 @@ class Classification(Task):
     def collator(self, tokenizer: ELMoTokenizer) -> DataCollatorWithPadding:
         return DataCollatorWithPadding(tokenizer)
 
-    def scores(self, output: SplitOutput) -> dict[str, Any]:
-        return self.label_type.evaluate(output.logits, list(output.examples["label"]))
-
     def predictions(self, output: SplitOutput) -> Iterable[Record]:
         for example, logits in zip(output.examples, output.logits, strict=True):
             yield {**example, "predicted": self.label_type.label(logits)}
+
+    def scores(self, predictions: Iterable[Record]) -> dict[str, Any]:
+        gold = []
+        predicted = []
+        for record in predictions:
+            gold.append(record["label"])
+            predicted.append(record["predicted"])
+        return self.label_type.scores(predicted, gold)
 
     def average(self, logits: Sequence[np.ndarray]) -> np.ndarray:
         return self.label_type.average(logits)
@@ -146,7 +151,7 @@ def label_type(data: DatasetDict, problem: str) -> "SingleLabel | Regression":
 
 
 class SingleLabel:
-    """One label per text: the way from a raw label to a target, and from logits to a raw label and to scores.
+    """One label per text: the way from a raw label to a target, from logits to a raw label, and to scores.
 
     A label that the training data lacks is no target, and counts as an error.
     """
@@ -165,10 +170,10 @@ class SingleLabel:
     def label(self, logits: np.ndarray) -> Any:
         return self.labels[int(logits.argmax())]
 
-    def evaluate(self, logits: np.ndarray, gold: Sequence[Any]) -> dict[str, Any]:
+    def scores(self, predicted: Sequence[Any], gold: Sequence[Any]) -> dict[str, Any]:
         names = self.with_unknown(gold)
-        gold_ids = [names.index(label) for label in gold]
-        return classification_scores(logits.argmax(-1).tolist(), gold_ids, names)
+        ids = {name: number for number, name in enumerate(names)}
+        return classification_scores([ids[label] for label in predicted], [ids[label] for label in gold], names)
 
     def with_unknown(self, gold: Iterable[str]) -> list[str]:
         unknown = set(gold).difference(self.labels)
@@ -188,12 +193,11 @@ class MultiLabel(SingleLabel):
     def label(self, logits: np.ndarray) -> list[str]:
         return [label for label, logit in zip(self.labels, logits, strict=True) if logit > 0]
 
-    def evaluate(self, logits: np.ndarray, gold: Sequence[Any]) -> dict[str, Any]:
+    def scores(self, predicted: Sequence[Any], gold: Sequence[Any]) -> dict[str, Any]:
         names = self.with_unknown(chain.from_iterable(gold))
-        predicted = np.zeros((len(gold), len(names)), dtype=bool)
-        predicted[:, : len(self.labels)] = logits > 0
+        is_predicted = [[name in labels for name in names] for labels in predicted]
         is_gold = [[name in labels for name in names] for labels in gold]
-        return multilabel_scores(predicted, is_gold, names)
+        return multilabel_scores(is_predicted, is_gold, names)
 
 
 class Regression:
@@ -216,8 +220,8 @@ class Regression:
     def label(self, logits: np.ndarray) -> float:
         return float(logits[0])
 
-    def evaluate(self, logits: np.ndarray, gold: Sequence[float]) -> dict[str, Any]:
-        return regression_scores(logits[:, 0].tolist(), gold)
+    def scores(self, predicted: Sequence[float], gold: Sequence[float]) -> dict[str, Any]:
+        return regression_scores(predicted, gold)
 
     def average(self, logits: Sequence[np.ndarray]) -> np.ndarray:
         return np.mean(logits, axis=0)

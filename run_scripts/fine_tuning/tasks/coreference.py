@@ -170,9 +170,17 @@ class Coreference(Task):
     def feature_collator(self, tokenizer: ELMoTokenizer, store: FeatureStore | None) -> "DocumentCollator":
         return DocumentCollator(store)
 
-    def scores(self, output: SplitOutput) -> dict[str, Any]:
-        predicted = list(map(clusters_of, predicted_mentions(output)))
-        gold = list(map(clusters_of, output.examples["mentions"]))
+    def predictions(self, output: SplitOutput) -> Iterable[Record]:
+        for example, mentions in zip(output.examples, predicted_mentions(output), strict=True):
+            shown = {name: example[name] for name in ("document", "sentences", "mentions")}
+            yield {**shown, "predicted": mentions}
+
+    def scores(self, predictions: Iterable[Record]) -> dict[str, Any]:
+        predicted = []
+        gold = []
+        for record in predictions:
+            predicted.append(clusters_of(record["predicted"]))
+            gold.append(clusters_of(record["mentions"]))
         counts_singletons = self.arguments.train_singletons
         numbers = {}
         tables = {}
@@ -186,11 +194,6 @@ class Coreference(Task):
                 if metric.endswith("f1"):
                     numbers[f"{metric}{suffix}"] = value
         return numbers | tables
-
-    def predictions(self, output: SplitOutput) -> Iterable[Record]:
-        for example, mentions in zip(output.examples, predicted_mentions(output), strict=True):
-            shown = {name: example[name] for name in ("document", "sentences", "mentions")}
-            yield {**shown, "predicted": mentions}
 
 
 def speaker_numbers(sentences: list[list[str]], speakers: list[list[str]]) -> list[int]:

@@ -133,15 +133,20 @@ class QuestionAnswering(Task):
     def collator(self, tokenizer: ELMoTokenizer) -> DataCollatorWithPadding:
         return DataCollatorWithPadding(right_padding(tokenizer))
 
-    def scores(self, output: SplitOutput) -> dict[str, Any]:
-        predicted = [answer for _, answer, _ in self._answers(output)]
-        types = [question_word(question) for question in output.examples["question"]]
-        return answer_scores(predicted, output.examples["answers"], types)
-
     def predictions(self, output: SplitOutput) -> Iterable[Record]:
         for example, answer, score in self._answers(output):
             record = {name: example[name] for name in ("id", "question", "answers")}
             yield {**record, "predicted": answer, "log_probability": round(score, 4)}
+
+    def scores(self, predictions: Iterable[Record]) -> dict[str, Any]:
+        predicted = []
+        gold = []
+        types = []
+        for record in predictions:
+            predicted.append(record["predicted"])
+            gold.append(record["answers"])
+            types.append(question_word(record["question"]))
+        return answer_scores(predicted, gold, types)
 
     def average(self, logits: Sequence[Any]) -> tuple[np.ndarray, ...]:
         starts, ends = zip(*logits, strict=True)

@@ -207,25 +207,32 @@ class SemanticRoles(Task):
     def collator(self, tokenizer: ELMoTokenizer) -> "RoleCollator":
         return RoleCollator(tokenizer)
 
-    def scores(self, output: SplitOutput) -> dict[str, Any]:
-        predicted: list[list[str]] = []
-        predicates_found = []
-        for predicates, places in self._read(output):
-            predicted += [predicate.tags for predicate in predicates]
-            predicates_found.append(places)
-        gold = list(chain.from_iterable(output.examples["predicate_tags"]))
-        kinds = list(chain.from_iterable(output.examples["predicate_kind"]))
-        scores = role_scores(predicted, gold, kinds if any(kinds) else None)
-        return {**scores, **predicate_scores(predicates_found, output.examples["predicate_index"])}
-
     def predictions(self, output: SplitOutput) -> Iterable[Record]:
         for example, (predicates, places) in zip(output.examples, self._read(output), strict=True):
             words = example["tokens"]
             text, characters = join_words(words)
             record = labeled_sentence(text, words, characters, predicates)
-            for verb, tags in zip(record["verbs"], example["predicate_tags"], strict=True):
+            columns = (example["predicate_tags"], example["predicate_kind"])
+            for verb, tags, kind in zip(record["verbs"], *columns, strict=True):
                 verb["gold_tags"] = tags
+                verb["kind"] = kind
             yield {**record, "predicates": example["predicate_index"], "predicted_predicates": places}
+
+    def scores(self, predictions: Iterable[Record]) -> dict[str, Any]:
+        predicted = []
+        gold = []
+        kinds = []
+        predicates = []
+        predicted_predicates = []
+        for record in predictions:
+            for verb in record["verbs"]:
+                predicted.append(verb["tags"])
+                gold.append(verb["gold_tags"])
+                kinds.append(verb["kind"])
+            predicates.append(record["predicates"])
+            predicted_predicates.append(record["predicted_predicates"])
+        scores = role_scores(predicted, gold, kinds if any(kinds) else None)
+        return {**scores, **predicate_scores(predicted_predicates, predicates)}
 
     def preprocess_logits(self, logits: tuple[Tensor, Tensor], labels: Any = None) -> tuple[Tensor, Tensor, Tensor]:
         """The best labels of each row, their probabilities, and the scores of its words as predicates.

@@ -128,21 +128,22 @@ class Tagging(Task):
     def collator(self, tokenizer: ELMoTokenizer) -> DataCollatorForTokenClassification:
         return DataCollatorForTokenClassification(right_padding(tokenizer))
 
-    def scores(self, output: SplitOutput) -> dict[str, Any]:
-        gold = list(output.examples["tags"])  # also tags that the training data lacks, which have no label
-        return tagging_scores(list(self._predicted(output)), gold, are_entities=self.has_entities)
-
     def predictions(self, output: SplitOutput) -> Iterable[Record]:
-        for example, tags in zip(output.examples, self._predicted(output), strict=True):
-            yield {"tokens": example["tokens"], "tags": example["tags"], "predicted": tags}
+        for numbers, example in zip(output.logits.argmax(-1), output.examples, strict=True):
+            of_words = numbers[1 : len(example["tokens"]) + 1]
+            # Also gold tags that the training data lacks, which have no label.
+            yield {**example, "predicted": list(map(self.labels.__getitem__, of_words))}
 
-    def answers(self, output: SplitOutput) -> Iterator[str]:
-        return chain.from_iterable(self._predicted(output))
+    def scores(self, predictions: Iterable[Record]) -> dict[str, Any]:
+        gold = []
+        predicted = []
+        for record in predictions:
+            gold.append(record["tags"])
+            predicted.append(record["predicted"])
+        return tagging_scores(predicted, gold, are_entities=self.has_entities)
 
-    def _predicted(self, output: SplitOutput) -> Iterator[list[str]]:
-        for numbers, words in zip(output.logits.argmax(-1), output.examples["tokens"], strict=True):
-            of_words = numbers[1 : len(words) + 1]
-            yield list(map(self.labels.__getitem__, of_words))
+    def answers(self, predictions: Iterable[Record]) -> Iterator[str]:
+        return chain.from_iterable(super().answers(predictions))
 
 
 def _tagged_split(source: Source, split: str, arguments: TaggingDataArguments) -> Dataset:
