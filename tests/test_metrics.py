@@ -124,6 +124,7 @@ def test_multilabel_scores_by_hand():
         [[1, 0, 0], [1, 1, 0]], np.array([[True, False, False], [False, True, False]]), ["a", "b", "c"]
     )
     assert found["micro_f1"] == pytest.approx(4 / 5)
+    assert (found["micro_precision"], found["micro_recall"]) == (pytest.approx(2 / 3), 1.0)
     assert found["macro_f1"] == pytest.approx((2 / 3 + 1 + 0) / 3)
     assert found["subset_accuracy"] == 0.5
     assert found["per_label"]["a"] == {"precision": 0.5, "recall": 1.0, "f1": pytest.approx(2 / 3), "number": 1}
@@ -134,7 +135,8 @@ def test_multilabel_scores_of_a_single_label():
     """scikit-learn takes a single column for two classes."""
     found = multilabel_scores([[1], [1], [0], [0]], [[1], [0], [0], [1]], ["a"])
     rates = {"precision": 0.5, "recall": 0.5, "f1": 0.5, "number": 2}
-    assert found == {"micro_f1": 0.5, "macro_f1": 0.5, "subset_accuracy": 0.5, "per_label": {"a": rates}}
+    micro = {"micro_precision": 0.5, "micro_recall": 0.5, "micro_f1": 0.5}
+    assert found == {**micro, "macro_f1": 0.5, "subset_accuracy": 0.5, "per_label": {"a": rates}}
 
 
 def test_regression_scores_by_hand():

@@ -1,8 +1,22 @@
+import random
+
+import numpy as np
 import pytest
+import seqeval.metrics
+import sklearn.metrics
 from golden import check_golden
 from run_records import RECORDS, record
 
-from modeling_elmo.run_scripts.cards.tables import error_reduction, score_table, summary_table, type_table
+from modeling_elmo.run_scripts.cards.tables import (
+    average_rates,
+    class_rates,
+    class_table,
+    error_reduction,
+    score_table,
+    summary_table,
+    type_table,
+)
+from modeling_elmo.run_scripts.fine_tuning.metrics import classification_scores, multilabel_scores, tagging_scores
 
 
 @pytest.mark.parametrize(
@@ -46,3 +60,67 @@ def test_tables():
     ]
     check_golden("\n\n".join(tables) + "\n", "pages/tables.md")
     assert score_table(RECORDS) == type_table([record("one", 1, 0, 0, metrics={"test": {"pearson": 0.5}})]) == ""
+
+
+# Classes
+
+
+def assert_report(scores: dict, report: dict):
+    """Compares rates and averages with a report of seqeval or scikit-learn."""
+    found = class_rates(scores) | {f"{name} avg": rates for name, rates in average_rates(scores).items()}
+    expected = {name: rates for name, rates in report.items() if name not in ("accuracy", "samples avg")}
+    assert found.keys() == expected.keys()
+    for name, rates in expected.items():
+        ours = {"f1-score" if key == "f1" else key: value for key, value in found[name].items()}
+        ours["support"] = ours.pop("number")
+        assert ours == pytest.approx(rates), name
+
+
+def test_rates_and_averages_are_those_of_the_libraries():
+    """Gold labels that are never predicted, predicted ones that are never gold, and entities with broken tags."""
+    rng = random.Random(1)
+    options = {"output_dict": True, "zero_division": 0}
+    for _ in range(20):
+        gold = [rng.choices(["O", "B-A", "I-A", "B-B", "I-B", "B-C"], k=12) for _ in range(3)]
+        predicted = [rng.choices(["O", "B-A", "I-A", "B-B", "B-D"], k=12) for _ in range(3)]
+        assert_report(
+            tagging_scores(predicted, gold), seqeval.metrics.classification_report(gold, predicted, **options)
+        )
+        tags = [tag for sentence in gold for tag in sentence], [tag for sentence in predicted for tag in sentence]
+        report = sklearn.metrics.classification_report(*tags, **options)
+        assert_report(tagging_scores(predicted, gold, are_entities=False), report)
+        names = ["a", "b", "c", "never"]
+        ids = rng.choices(range(2), k=9), rng.choices((0, 2), k=9)
+        report = sklearn.metrics.classification_report(*ids, **options)
+        report = {names[int(name)] if name.isdecimal() else name: rates for name, rates in report.items()}
+        nothing = {"precision": 0, "recall": 0, "f1-score": 0, "support": 0}
+        assert_report(classification_scores(*ids[::-1], names), {**dict.fromkeys(names, nothing), **report})
+        several = np.array(rng.choices([0, 1], k=24)).reshape(2, 4, 3)
+        report = sklearn.metrics.classification_report(*several, target_names=names[:3], **options)
+        assert_report(multilabel_scores(several[1], several[0], names[:3]), report)
+
+
+def test_tables_of_classes():
+    """One golden file: entities, answers, coreference. Of many labels, the most frequent are shown."""
+    gold = [["B-PER", "I-PER", "O", "B-LOC", "B-|"]]
+    many = classification_scores(
+        [0] * 1500, [0] * 1395 + list(range(105)), [f"label {number}" for number in range(105)]
+    )
+    answers = {"f1": 0.75, "exact_match": 0.5, "per_type": {"who": {"f1": 0.75, "exact_match": 0.5, "number": 2}}}
+    ways = {}
+    for way, share in (("with_singletons", 0.25), ("without_singletons", 0.5)):
+        names = [
+            f"{name}_{rate}" for name in ("muc", "b_cubed", "ceaf", "mention") for rate in ("precision", "recall", "f1")
+        ]
+        ways[way] = dict.fromkeys(names, share)
+    coreference = {"f1": 0.25, "f1_without_singletons": 0.5, **ways}
+    tables = [
+        class_table(tagging_scores([["B-PER", "I-PER", "B-LOC", "O", "O"]], gold)),
+        class_table(answers),
+        class_table(coreference),
+    ]
+    check_golden("\n\n".join(tables) + "\n", "pages/classes.md")
+    assert class_table(many).count("\n| label ") == 100 and class_table(many).endswith(
+        "\n\n5 rarer classes are not shown."
+    )
+    assert class_table({"pearson": 0.5, "mse": 2.0}) == ""

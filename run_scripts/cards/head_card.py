@@ -10,8 +10,8 @@ from modeling_elmo.heads.task_model import ELMoTaskModel
 
 from ..program.files import read_json
 from .card import write_card
-from .records import RunRecord, metrics_on
-from .tables import layer_names
+from .records import RunRecord, last_metrics, metrics_on, splits_of
+from .tables import class_table, layer_names
 
 PIPELINE_TAGS = {
     "ELMoForTokenClassification": "token-classification",
@@ -55,6 +55,8 @@ def write_head_card(folder: Path, name: str, record: RunRecord | None = None) ->
         "record": record,
         "settings": {name: value for name, value in record.get("settings", {}).items() if value},
         "metrics": metrics_on([record], record.get("metrics", ())),
+        "class_table": class_table(last_metrics(record)) if record else "",
+        "last_split": splits_of([record])[-1] if record else None,
         "best_was_selected": "validation" in record.get("metrics", ()) and record["settings"]["load_best_model_at_end"],
         "layer_names": layer_names,
     }

@@ -4,8 +4,8 @@ from pathlib import Path
 
 from ..program.files import write_json, write_lines
 from .figures import draw_ablation, draw_confusion, draw_data_curve, draw_layer_weights
-from .records import RunRecords, best_record, last_metrics
-from .tables import results_report, score_table, summary_table
+from .records import RunRecords, best_record, last_metrics, splits_of
+from .tables import class_table, results_report, score_table, summary_table
 
 
 def report(records: RunRecords, folder: Path, ablation: str | None = None):
@@ -26,6 +26,10 @@ def report(records: RunRecords, folder: Path, ablation: str | None = None):
         draw_ablation(records, picture)
     best = best_record(records)
     metrics = last_metrics(best)
+    classes = class_table(metrics)
+    if classes:
+        whose = f" of {best['arm']}, seed {best['seed']}" if len(records) > 1 else ""
+        print(f"\nClasses{whose} on {splits_of([best])[-1]}, in percent:\n\n{classes}\n")
     if "confusion" in metrics:
         draw_confusion(metrics["confusion"], [*metrics["per_label"]], results / f"{name}_confusion.png")
     print(f"{results}: {name}.json, {name}.md and figures")

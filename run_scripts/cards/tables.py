@@ -26,6 +26,7 @@ from .records import (
 LayerScores = dict[str, float]  # by layer or baseline
 
 ERRORS = ("mse", "loss")  # lower is better; shown as they are, not in percent
+MOST_CLASSES = 100  # in a table
 MOST_ITEMS = 10  # of a list; a corpus may have hundreds of files
 SPECIAL = re.compile(r"[\\`*\[\]<>|~$&]|_(?![^\W_])|(?<![^\W_])_")  # an underscore inside a word is plain text
 NO_SCORES = ("lemmas", "instances", "unseen_lemmas")  # in the scores of `elmo senses`
@@ -165,6 +166,77 @@ def type_table(records: RunRecords) -> str:
             row.append(format_score(np.mean(scores), "f1") if scores else "")
         rows.append(row)
     return markdown_table(rows)
+
+
+def class_rates(metrics: JsonObject) -> dict[str, JsonObject]:
+    """The rates of each class in the scores of a task: types, tags, labels, roles, question words; empty if none.
+
+    Coreference has no classes, but rates of each of its metrics.
+    """
+    for way in ("with_singletons", "without_singletons"):
+        if way in metrics and f"f1_{way}" not in metrics:  # the way that `f1` counts
+            return coreference_rates(metrics[way])
+    return metrics.get("per_type") or metrics.get("per_label") or {}
+
+
+def coreference_rates(scores: JsonObject) -> dict[str, JsonObject]:
+    rates = {}
+    for name in ("muc", "b_cubed", "ceaf", "mention"):
+        rates[name] = {rate: scores[f"{name}_{rate}"] for rate in ("precision", "recall", "f1")}
+    return rates
+
+
+def average_rates(metrics: JsonObject) -> dict[str, JsonObject]:
+    """Averages over the classes: micro, over all that was found; macro, the mean; weighted by the gold number.
+
+    As in seqeval and scikit-learn, macro and weighted leave out a label that is neither gold nor predicted, unless a
+    text may have several labels. Answers to questions have no precision, and only the weighted average.
+    """
+    classes = class_rates(metrics)
+    confusion = np.array(metrics.get("confusion", ()))
+    if confusion.size:
+        occurs = confusion.sum(0) + confusion.sum(1) > 0
+        classes = {name: classes[name] for name, does in zip(classes, occurs, strict=True) if does}
+    if not any("number" in rates for rates in classes.values()):
+        return {}
+    numbers = [rates["number"] for rates in classes.values()]
+    names = [name for name in next(iter(classes.values())) if name != "number"]
+    averages: dict[str, JsonObject] = {"micro": {}, "macro": {}, "weighted": {}}
+    for name in names:
+        values = [rates[name] for rates in classes.values()]
+        averages["weighted"][name] = float(np.average(values, weights=numbers)) if any(numbers) else 0.0
+        if "precision" in names:
+            averages["macro"][name] = float(np.mean(values))
+            micro = metrics.get(f"micro_{name}", metrics.get(name))
+            averages["micro"] |= {} if micro is None else {name: micro}
+    return {name: {**rates, "number": sum(numbers)} for name, rates in averages.items() if rates}
+
+
+def class_table(metrics: JsonObject) -> str:
+    """Rates and gold number, the support, of each class and their averages; empty if the task has no classes.
+
+    Of many classes, the most frequent ones are shown.
+    """
+    classes = class_rates(metrics)
+    if not classes:
+        return ""
+    shown = sorted(classes, key=lambda name: -classes[name].get("number", 0))[:MOST_CLASSES]
+    rows = {name: rates for name, rates in classes.items() if name in shown}
+    for name, rates in average_rates(metrics).items():
+        rows[f"{name} average"] = rates
+    columns = list(next(iter(rows.values())))
+    table = [["class", *(spaced(name).replace("number", "support") for name in columns)]]
+    for row, rates in rows.items():
+        table.append([row, *(rate_cell(rates, name) for name in columns)])
+    text = markdown_table(table)
+    left_out = len(classes) - len(shown)
+    return f"{text}\n\n{left_out:,} rarer classes are not shown." if left_out else text
+
+
+def rate_cell(rates: JsonObject, name: str) -> str:
+    if name not in rates:
+        return ""
+    return f"{rates[name]:,}" if name == "number" else format_score(rates[name], name)
 
 
 def run_table(records: RunRecords, metric: str) -> str:

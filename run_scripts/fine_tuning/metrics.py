@@ -103,8 +103,8 @@ def multilabel_scores(
     """Scores of a classifier that gives each text any number of labels, from `(texts, labels)`.
 
     Returns:
-        `micro_f1`; `macro_f1`, the mean over all labels; `subset_accuracy`, the share of texts whose labels are all
-        right; `per_label` as in `classification_scores`.
+        `micro_precision`, `micro_recall` and `micro_f1`; `macro_f1`, the mean over all labels; `subset_accuracy`, the
+        share of texts whose labels are all right; `per_label` as in `classification_scores`.
     """
     predicted = np.array(predicted, dtype=bool)
     gold = np.array(gold, dtype=bool)
@@ -115,6 +115,8 @@ def multilabel_scores(
     overall = _rates(predicted.ravel(), gold.ravel(), [True])[0]
     return {
         "micro_f1": overall["f1"],
+        "micro_precision": overall["precision"],
+        "micro_recall": overall["recall"],
         "macro_f1": _mean([rates["f1"] for rates in per_label]),
         "subset_accuracy": _mean((predicted == gold).all(1)),
         "per_label": dict(zip(labels, per_label, strict=True)),
