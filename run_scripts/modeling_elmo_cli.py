@@ -20,6 +20,7 @@ PROGRAMS = {
     "qa": ("run_task", "fine-tune a reader that answers questions about a text"),
     "srl": ("run_task", "fine-tune a semantic role labeler: who did what to whom"),
     "coref": ("run_task", "fine-tune a coreference resolver: who is who in a document"),
+    "evaluate": ("evaluate", "score a trained head on new files, and show its errors"),
     "reproduce": ("reproduce", "run the paper's experiments: baselines, ablations, several seeds"),
     "embed": ("embed", "write the vectors of every sentence of a file"),
     "neighbors": ("nearest_neighbors", "find the most similar uses of a word"),

@@ -300,7 +300,7 @@ DOORS = {
     "convert vocabulary": (".txt", "<S>\n</S>\n<UNK>\nthe\ncat\n", read_vocabulary),
 }
 SAME_READERS = {"perplexity": "pretrain", "vocabulary": "pretrain", "explore": "pretrain", "probe": "ner"}
-SAME_READERS |= {"reproduce": "ner, classify, qa, srl, coref"}
+SAME_READERS |= dict.fromkeys(("reproduce", "evaluate"), "ner, classify, qa, srl, coref")
 NO_TEXTS = {"export", "push", "doctor"}
 
 

@@ -52,7 +52,8 @@ def sources() -> dict[str, str]:
     """The package's files: the path in the clone, and the path in the wheel."""
     files = [path for folder in FOLDERS for path in (ROOT / folder).rglob("*.py") if path.parent.name != "peers"]
     files += (ROOT / "modeling_elmo" / name for name in ("py.typed", "conversion/published_checkpoints.tsv"))
-    files += [ROOT / "run_scripts" / "experiments" / "paper_plan.json", *(ROOT / "model_cards").glob("*.md")]
+    data = ("experiments/paper_plan.json", "cards/evaluation.html")
+    files += [*(ROOT / "run_scripts" / name for name in data), *(ROOT / "model_cards").glob("*.md")]
     clone = [path.relative_to(ROOT).as_posix() for path in files]
     return {path: path if path.startswith("modeling_elmo/") else f"modeling_elmo/{path}" for path in clone}
 

@@ -372,7 +372,7 @@ def test_batches_are_padded_on_the_right(tmp_path, side):
 def test_roles_that_training_lacks_are_errors(tmp_path, caplog):
     other = [(["He", "ran", "fast"], [(1, "B-ARG9 B-V B-ARGM-TMP")])]
     task = task_of(tmp_path, test_file=write_sentences(tmp_path / "test.jsonl", other))
-    assert "Split 'test' has roles that do not occur in 'train': ARG9. They cannot be found" in caplog.text
+    assert "Split 'test' has labels that do not occur in 'train': B-ARG9 (1). A model cannot find them" in caplog.text
     rows = encoded(task, "test")
     assert rows["labels"] == [[-100, -100, 4, 3, -100]]
     log_probs = np.full((1, 5, 6), -9.0, dtype=np.float32)

@@ -17,6 +17,7 @@ from transformers import DataCollatorWithPadding
 
 from modeling_elmo import ELMoForSequenceClassification
 from modeling_elmo.run_scripts.experiments.experiment import ExperimentArguments, run_experiment
+from modeling_elmo.run_scripts.fine_tuning.comparison import Comparison
 from modeling_elmo.run_scripts.fine_tuning.data import DataArguments
 from modeling_elmo.run_scripts.fine_tuning.head import HeadArguments, task_tokenizer
 from modeling_elmo.run_scripts.fine_tuning.task import SplitOutput, Task
@@ -138,6 +139,9 @@ class CountCapitals(Task):
     def prepare(self, data):
         self.config = {"num_labels": 1, "problem_type": "regression"}
 
+    def restore(self, data, saved):
+        self.prepare(data)
+
     def words(self, split, tokenizer):
         return (words for document in split["sentences"] for words in document)
 
@@ -159,6 +163,9 @@ class CountCapitals(Task):
             rows = [row for row, owner in enumerate(output.rows["example_number"]) if owner == number]
             capitals = sum(map(capitals_of, example["sentences"]))
             yield {"capitals": capitals, "predicted": float(output.logits[rows].sum())}
+
+    def compare(self, example, prediction):
+        return Comparison([], [], abs(prediction["predicted"] - prediction["capitals"]))
 
 
 def capitals_of(words: list[str]) -> int:

@@ -80,8 +80,11 @@ def last_metrics(record: RunRecord) -> JsonObject:
 
 def numbers_on(record: RunRecord, split: str) -> dict[str, float]:
     """The scores of a run on a split, without tables such as `per_type`."""
-    metrics = record["metrics"].get(split, {}).items()
-    return {name: value for name, value in metrics if isinstance(value, (int, float))}
+    return plain_numbers(record["metrics"].get(split, {}))
+
+
+def plain_numbers(metrics: JsonObject) -> dict[str, float]:
+    return {name: value for name, value in metrics.items() if isinstance(value, (int, float))}
 
 
 def score_names(record: RunRecord) -> set[str]:

@@ -19,6 +19,7 @@ from .records import (
     mean_and_deviation,
     mean_layer_weights,
     metrics_on,
+    plain_numbers,
     scores_on,
     splits_of,
 )
@@ -237,6 +238,42 @@ def rate_cell(rates: JsonObject, name: str) -> str:
     if name not in rates:
         return ""
     return f"{rates[name]:,}" if name == "number" else format_score(rates[name], name)
+
+
+def file_table(evaluation: JsonObject) -> str:
+    """The scores of `elmo evaluate`: a row per file, and one for all of them if there are several."""
+    files = evaluation["files"]
+    samples = {file: of_file["samples"] for file, of_file in files.items()}
+    scores = {file: plain_numbers(of_file["metrics"]) for file, of_file in files.items()}
+    if len(files) > 1:
+        samples["all files"] = sum(samples.values())
+        scores["all files"] = plain_numbers(evaluation["metrics"])
+    metrics = dict.fromkeys([evaluation["metric"], *chain.from_iterable(scores.values())])
+    rows = [["file", "samples", *map(spaced, metrics)]]
+    for file, of_file in scores.items():
+        cells = [format_score(of_file[metric], metric) if metric in of_file else "" for metric in metrics]
+        rows.append([file, f"{samples[file]:,}", *cells])
+    return markdown_table(rows)
+
+
+def error_lines(errors: JsonObject, most: int) -> list[str]:
+    """The most frequent errors of `elmo evaluate`: number, error, and its most frequent texts."""
+    wrong = [row for row in errors["confusions"] if row["kind"] != "right"]
+    lines = []
+    for row in wrong[:most]:
+        texts = [f"{text} ({number:,})" if number > 1 else text for text, number in row["texts"]]
+        shown = f": {', '.join(texts)}" if texts else ""
+        lines.append(f"{row['number']:8,}  {error_name(row)}{shown}")
+    return lines
+
+
+def error_name(row: JsonObject) -> str:
+    """An error in words: missed person, invented person, person as location, person with other words."""
+    gold, predicted = row["gold"], row["predicted"]
+    if gold is None or predicted is None:
+        return f"{row['kind']} {predicted if gold is None else gold}"
+    name = gold if gold == predicted else f"{gold} as {predicted}"
+    return f"{name} with other words" if row["kind"].endswith("words") else name
 
 
 def run_table(records: RunRecords, metric: str) -> str:

@@ -39,8 +39,9 @@ from ..fine_tuning.run import (
     write_predictions,
     write_run,
 )
+from ..fine_tuning.saved_head import head_trainer
 from ..fine_tuning.task import SplitOutput, Task
-from ..fine_tuning.trainer import TaskTrainer, TaskTrainingArguments, checkpoints_in, last_checkpoint
+from ..fine_tuning.trainer import TaskTrainingArguments, checkpoints_in, last_checkpoint
 from ..program.command_line import option
 from ..program.files import JsonObject, digest, files_named, read_json, sync, write_json
 from ..program.models import check_model, load_pretrained, model_digest
@@ -434,7 +435,8 @@ def ensemble_record(task: Task, folders: Sequence[str], training: TaskTrainingAr
 
 def member_outputs(task: Task, folder: str, training: TaskTrainingArguments) -> dict[str, SplitOutput]:
     check_model(folder)
-    model = load_pretrained(task.model_class, folder, dtype=torch.float32)
+    trainer = head_trainer(task, folder, training)
+    model = trainer.model
     trained_for = model.config.label2id
     labels = task.config.get("label2id", trained_for)
     if trained_for != labels or model.num_labels != len(labels):
@@ -442,10 +444,7 @@ def member_outputs(task: Task, folder: str, training: TaskTrainingArguments) -> 
             f"--ensemble {folder} has the labels {sorted(trained_for)}, but the data has {sorted(labels)}; pass "
             "models that were trained for these labels."
         )
-    tokenizer = load_pretrained(ELMoTokenizer, folder)
-    arguments = training.for_trainer(task.metric, has_validation=False)
-    trainer = TaskTrainer(model, arguments, task.collator(tokenizer))
-    splits = task.encode_splits(tokenizer, [name for name in task.data if name != "train"])
+    splits = task.encode_splits(trainer.processing_class, [name for name in task.data if name != "train"])
     return split_outputs(trainer, task, splits)
 
 

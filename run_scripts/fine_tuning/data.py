@@ -270,23 +270,31 @@ def scored_labels(splits: DatasetDict, column: str) -> list[str]:
     """The same, with a warning about other labels in other splits, which the scores count as errors."""
     labels = training_labels(splits, column)
     for split, data in splits.items():
-        counts = Counter(name for _, name in row_labels(data, column))
-        unknown = []
-        for name, count in counts.most_common():
-            if name not in labels:
-                unknown.append(f"{name} ({count:,})")
-        shown = ", ".join(unknown)
-        if unknown and len(unknown) == len(counts):
-            raise ValueError(
-                f"Split {split!r} has none of the labels of 'train' ({', '.join(labels):.200}), but {shown:.200}. "
-                "Correct them, or pass other data."
-            )
-        if unknown:
-            logger.warning(
-                f"Split {split!r} has labels that do not occur in 'train': {shown:.200}. A model cannot find them, so "
-                "they count as errors. Correct them, or pass training data with them."
-            )
+        unknown_labels(data, column, labels, f"Split {split!r}", "'train'")
     return labels
+
+
+def unknown_labels(data: Dataset, column: str, labels: list[str], place: str, owner: str) -> dict[str, int]:
+    """The numbers of labels in `place` that `owner`, the training data or a model, lacks; a warning names them."""
+    counts = Counter(name for _, name in row_labels(data, column))
+    known = {*labels}
+    unknown = {name: count for name, count in counts.most_common() if name not in known}
+    shown = ", ".join(f"{name} ({count:,})" for name, count in unknown.items())
+    if unknown and len(unknown) == len(counts):
+        raise ValueError(
+            f"{place} has none of the labels of {owner} ({', '.join(labels):.200}), but {shown:.200}. Correct them, or "
+            "pass other data."
+        )
+    if unknown:
+        logger.warning(
+            f"{place} has labels that do not occur in {owner}: {shown:.200}. A model cannot find them, so they count "
+            "as errors. Correct them, or train on data with them."
+        )
+    return unknown
+
+
+def add_counts(counts: Mapping[str, int], others: Mapping[str, int]) -> dict[str, int]:
+    return dict(Counter(counts) + Counter(others))
 
 
 def label_names(splits: DatasetDict, column: str) -> list[str]:

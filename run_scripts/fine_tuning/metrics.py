@@ -73,6 +73,16 @@ def _iobes(sentences: Sequence[Sequence[str]]) -> list[list[str]]:
     return [list(map(converted, tags)) for tags in sentences]
 
 
+def scored_entities(tags: Sequence[str]) -> list[tuple[str, int, int]]:
+    """Type, first word and end of each entity of a sentence, as the scores count them."""
+    from seqeval.metrics.sequence_labeling import get_entities
+
+    (converted,) = _iobes([tags])
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # about unusual tags
+        return [(kind, first, last + 1) for kind, first, last in get_entities(converted)]
+
+
 def _flat(sentences: Sequence[Sequence[str]]) -> np.ndarray:
     return np.array(list(chain.from_iterable(sentences)))
 

@@ -11,8 +11,9 @@ import torch
 from datasets import Dataset, DatasetDict
 from transformers import BatchEncoding, EvalPrediction
 
-from modeling_elmo import ELMoTokenizer
+from modeling_elmo import ELMoConfig, ELMoTokenizer
 
+from .comparison import Comparison
 from .data import DataArguments, code_states, take_samples
 from .features import FeatureCollator, FeatureStore
 from .trainer import TaskTrainingArguments
@@ -30,6 +31,18 @@ class SplitOutput(NamedTuple):
     labels: Any  # of the same shapes as the model's labels
     examples: Dataset  # as they were read
     rows: Dataset  # their encodings, in the order of the logits; `example_number` is the index of a row's example
+
+
+class SavedHead(NamedTuple):
+    """A trained head in a folder or on the Hub."""
+
+    name: str
+    config: ELMoConfig
+    record: Record  # of its training, empty if it has none
+
+    @property
+    def labels(self) -> list[str]:
+        return [self.config.id2label[number] for number in range(self.config.num_labels)]
 
 
 AnyTask = TypeVar("AnyTask", bound="Task")
@@ -54,13 +67,18 @@ class Task(ABC):
     training_arguments_class: type[TaskTrainingArguments] = TaskTrainingArguments
     scalar_mix_l2: float = 0.001  # the paper's lambda for the task (supplement A)
     elmo_dropout: float = 0.5
+    unknown_labels: dict[str, int]  # in the data of a saved head, which lacks them; with their numbers
     head_columns: tuple[str, ...] = ()  # of encodings; only the head reads them, so they differ between rows of a text
     can_average: bool = True  # the outputs of several models
 
-    def __init__(self, arguments: Any, data: DatasetDict):
+    def __init__(self, arguments: Any, data: DatasetDict, saved: SavedHead | None = None):
         self.arguments = arguments
         self.config: dict[str, Any] = {}  # fields of `ELMoConfig` that the data set determines, such as labels
-        self.prepare(data)
+        self.unknown_labels = {}
+        if saved is None:
+            self.prepare(data)
+        else:
+            self.restore(data, saved)
         self.data = take_samples(data, arguments)  # of `train`, `validation` and `test` those that were given
 
     @classmethod
@@ -76,6 +94,15 @@ class Task(ABC):
     @abstractmethod
     def prepare(self, data: DatasetDict):
         """Sets `config`, and keeps the properties of the data that later methods need, such as its labels."""
+
+    @abstractmethod
+    def restore(self, data: DatasetDict, saved: SavedHead):
+        """Sets the same properties from a saved head. Labels of the data that it lacks are `unknown_labels`."""
+
+    @staticmethod
+    def saved_arguments(config: ELMoConfig) -> dict[str, Any]:
+        """The arguments of a task that are fields of a saved head's configuration."""
+        return {}
 
     @abstractmethod
     def words(self, split: Dataset, tokenizer: ELMoTokenizer) -> Iterable[Sequence[str]]:
@@ -103,6 +130,10 @@ class Task(ABC):
     @abstractmethod
     def scores(self, predictions: Iterable[Record]) -> dict[str, Any]:
         """The scores of these lines: numbers, `metric` among them, and tables in dictionaries."""
+
+    @abstractmethod
+    def compare(self, example: Record, prediction: Record) -> Comparison:
+        """The errors of a prediction, and both sides as a person reads them."""
 
     def answers(self, predictions: Iterable[Record]) -> Iterator[Any]:
         """What the model says, one by one. A model that always says the same has learned nothing."""

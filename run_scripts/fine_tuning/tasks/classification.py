@@ -15,14 +15,25 @@ import numpy as np
 from datasets import Dataset, DatasetDict, Features, Value
 from transformers import DataCollatorWithPadding
 
-from modeling_elmo import ELMoForSequenceClassification, ELMoTokenizer
+from modeling_elmo import ELMoConfig, ELMoForSequenceClassification, ELMoTokenizer
 from modeling_elmo.inputs import NO_LABEL
 
 from ...program.command_line import option
 from ...program.data_files import JSON_FORMATS, TABLE_SUFFIXES, table_rows
-from ..data import DataArguments, Source, check_cell, class_name, is_text, scored_labels, split_sources
+from ..comparison import Comparison, Item, Segment, View, count_errors, paired
+from ..data import (
+    DataArguments,
+    Source,
+    add_counts,
+    check_cell,
+    class_name,
+    is_text,
+    scored_labels,
+    split_sources,
+    unknown_labels,
+)
 from ..metrics import classification_scores, multilabel_scores, regression_scores
-from ..task import Batch, Record, SplitOutput, Task, label_config, log_mean_odds, log_mean_probabilities
+from ..task import Batch, Record, SavedHead, SplitOutput, Task, label_config, log_mean_odds, log_mean_probabilities
 from ..trainer import TaskTrainingArguments
 
 PIPELINE_COLUMNS = [("text", "text_pair"), ("text",)]
@@ -95,8 +106,7 @@ class Classification(Task):
         return _without_labels(splits, arguments.drop_labels) if arguments.drop_labels else splits
 
     def prepare(self, data: DatasetDict):
-        columns = next(iter(data.values())).column_names
-        self.text_columns = ["text", "text_pair"] if "text_pair" in columns else ["text"]
+        self._set_columns(data)
         if self.arguments.classifier == "esim" and len(self.text_columns) < 2:
             raise ValueError(
                 "--classifier esim compares two texts, but each example has one; pass --text_pair_column, or "
@@ -105,6 +115,33 @@ class Classification(Task):
         self.label_type = label_type(data, self.arguments.problem)
         self.metric = self.label_type.metric
         self.config = {**self.label_type.config, "classifier": self.arguments.classifier}
+
+    def restore(self, data: DatasetDict, saved: SavedHead):
+        self._set_columns(data)
+        read = saved.record.get("columns", [*self.text_columns, "label"])
+        for file, rows in data.items():
+            if set(rows.column_names) != {*read}:
+                raise ValueError(
+                    f"{file} has {' and '.join(rows.column_names)}, but {saved.name} was trained with "
+                    f"{' and '.join(read)}; pass --text_column, --text_pair_column and --label_column."
+                )
+        self.label_type = saved_label_type(saved)
+        self.metric = self.label_type.metric
+        self.config = self.label_type.config
+        if isinstance(self.label_type, SingleLabel):
+            for file, rows in data.items():
+                self.label_type.check_kind(file, rows[0]["label"], saved.name)
+                unknown = unknown_labels(rows, "label", saved.labels, file, saved.name)
+                self.unknown_labels = add_counts(self.unknown_labels, unknown)
+
+    @staticmethod
+    def saved_arguments(config: ELMoConfig) -> dict[str, Any]:
+        problem = "regression" if config.problem_type == "regression" else "classification"
+        return {"problem": problem, "classifier": config.classifier}
+
+    def _set_columns(self, data: DatasetDict):
+        columns = next(iter(data.values())).column_names
+        self.text_columns = ["text", "text_pair"] if "text_pair" in columns else ["text"]
 
     def words(self, split: Dataset, tokenizer: ELMoTokenizer) -> Iterable[list[str]]:
         for name in self.text_columns:
@@ -121,7 +158,8 @@ class Classification(Task):
 
     def predictions(self, output: SplitOutput) -> Iterable[Record]:
         for example, logits in zip(output.examples, output.logits, strict=True):
-            yield {**example, "predicted": self.label_type.label(logits)}
+            predicted = self.label_type.label(logits)
+            yield {**example, "predicted": predicted, **self.label_type.certainty(logits)}
 
     def scores(self, predictions: Iterable[Record]) -> dict[str, Any]:
         gold = []
@@ -131,8 +169,20 @@ class Classification(Task):
             predicted.append(record["predicted"])
         return self.label_type.scores(predicted, gold)
 
+    def compare(self, example: Record, prediction: Record) -> Comparison:
+        text = "\n".join(prediction[name] for name in self.text_columns)
+        return self.label_type.compare(text, prediction)
+
     def average(self, logits: Sequence[np.ndarray]) -> np.ndarray:
         return self.label_type.average(logits)
+
+
+def saved_label_type(saved: SavedHead) -> "SingleLabel | Regression":
+    """The kind of labels of a saved head."""
+    kind = saved.config.problem_type
+    if kind == "regression":
+        return Regression(DatasetDict())
+    return (MultiLabel if kind == MultiLabel.problem_type else SingleLabel)(saved.labels)
 
 
 def label_type(data: DatasetDict, problem: str) -> "SingleLabel | Regression":
@@ -175,6 +225,23 @@ class SingleLabel:
         ids = {name: number for number, name in enumerate(names)}
         return classification_scores([ids[label] for label in predicted], [ids[label] for label in gold], names)
 
+    def certainty(self, logits: np.ndarray) -> dict[str, float]:
+        """The probability of the predicted label."""
+        scaled = np.exp(logits - logits.max())
+        return {"probability": round(float(scaled.max() / scaled.sum()), 4)}
+
+    def check_kind(self, file: str, label: Any, model: str):
+        if isinstance(label, list):
+            raise ValueError(f"{file} has lists of labels, but {model} gives each text one label; pass another file.")
+
+    def compare(self, text: str, prediction: Record) -> Comparison:
+        """The surest mistakes are the worst."""
+        pairs = paired([Item(prediction["label"])], [Item(prediction["predicted"])])
+        is_right = prediction["label"] == prediction["predicted"]
+        gold = [Segment("", prediction["label"], is_right)]
+        predicted = [Segment("", prediction["predicted"], is_right)]
+        return Comparison(pairs, [View(text, gold, predicted)], prediction["probability"])
+
     def with_unknown(self, gold: Iterable[str]) -> list[str]:
         unknown = set(gold).difference(self.labels)
         return [*self.labels, *sorted(unknown)]
@@ -186,6 +253,24 @@ class MultiLabel(SingleLabel):
     metric = "micro_f1"
     problem_type = "multi_label_classification"
     average = staticmethod(log_mean_odds)
+
+    def certainty(self, logits: np.ndarray) -> dict[str, float]:
+        return {}
+
+    def check_kind(self, file: str, label: Any, model: str):
+        if not isinstance(label, list):
+            raise ValueError(f"{file} has one label a text, but {model} gives several; write lists in JSON lines.")
+
+    def compare(self, text: str, prediction: Record) -> Comparison:
+        """The more labels are wrong, the worse."""
+        gold = prediction["label"]
+        predicted = prediction["predicted"]
+        right = {*gold} & {*predicted}
+        pairs = []
+        for name in dict.fromkeys([*gold, *predicted]):
+            pairs += paired([Item(name)] * (name in gold), [Item(name)] * (name in predicted))
+        sides = ([Segment("", name, name in right) for name in side] for side in (gold, predicted))
+        return Comparison(pairs, [View(text, *sides)], count_errors(pairs))
 
     def target(self, label: Collection[str]) -> list[float]:
         return [float(name in label) for name in self.labels]
@@ -219,6 +304,16 @@ class Regression:
 
     def label(self, logits: np.ndarray) -> float:
         return float(logits[0])
+
+    def certainty(self, logits: np.ndarray) -> dict[str, float]:
+        return {}
+
+    def compare(self, text: str, prediction: Record) -> Comparison:
+        """The larger the difference, the worse."""
+        gold = [Segment(f"{prediction['label']:g}", None, True)]
+        predicted = [Segment(f"{prediction['predicted']:.4g}", None, True)]
+        difference = abs(prediction["label"] - prediction["predicted"])
+        return Comparison([], [View(text, gold, predicted)], difference)
 
     def scores(self, predicted: Sequence[float], gold: Sequence[float]) -> dict[str, Any]:
         return regression_scores(predicted, gold)

@@ -21,15 +21,16 @@ from torch import Tensor
 from transformers import BatchEncoding, TrainerCallback
 from transformers.utils import logging
 
-from modeling_elmo import ELMoForCoreferenceResolution, ELMoTokenizer
+from modeling_elmo import ELMoConfig, ELMoForCoreferenceResolution, ELMoTokenizer
 from modeling_elmo.heads.pipeline_inputs import is_words
 
 from ...program.command_line import option
 from ...program.data_files import JSON_FORMATS, LocatedRow, RowReader, column_lines
+from ..comparison import Comparison, Item, Pair, Segment, View, count_errors, paired
 from ..data import DataArguments, check_cell, converted_splits, is_text, label_names, split_sources
 from ..features import FeatureStore
 from ..metrics import Scores
-from ..task import Batch, Record, SplitOutput, Task, label_config
+from ..task import Batch, Record, SavedHead, SplitOutput, Task, label_config
 from ..trainer import DECAY_STEPS, TaskTrainingArguments
 
 logger = logging.get_logger(__name__)
@@ -148,6 +149,21 @@ class Coreference(Task):
         if self.genres:
             self.config |= label_config(self.genres)  # the pipeline takes names of genres
 
+    def restore(self, data: DatasetDict, saved: SavedHead):
+        mentions = chain.from_iterable(documents["mentions"] for documents in data.values())
+        self.has_singletons = any(1 in map(len, clusters_of(of_document)) for of_document in mentions)
+        self.has_speakers = saved.config.use_speakers
+        self.genres = saved.labels if saved.config.num_genres else []
+        for file, documents in data.items():
+            for document in documents if self.genres else ():
+                known = f"{saved.name}: one of {', '.join(self.genres):.200}"
+                place = f"{file}, document {document['document']}"
+                check_cell(document["genre"] in self.genres, place, "genre", document["genre"], f"a genre of {known}")
+
+    @staticmethod
+    def saved_arguments(config: ELMoConfig) -> dict[str, Any]:
+        return {"train_singletons": config.train_singletons}
+
     def words(self, split: Dataset, tokenizer: ELMoTokenizer) -> Iterable[list[str]]:
         return chain.from_iterable(split["sentences"])
 
@@ -194,6 +210,70 @@ class Coreference(Task):
                 if metric.endswith("f1"):
                     numbers[f"{metric}{suffix}"] = value
         return numbers | tables
+
+    def compare(self, example: Record, prediction: Record) -> Comparison:
+        """The mentions of all clusters that count. Sentences without an error are left out."""
+        sentences = prediction["sentences"]
+        gold = antecedents_of(prediction["mentions"], self.arguments.train_singletons)
+        predicted = antecedents_of(prediction["predicted"], self.arguments.train_singletons)
+        cluster_of = {(sentence, first, last): cluster for sentence, first, last, cluster in prediction["mentions"]}
+        pairs: list[Pair] = []
+        views = []
+        for number, words in enumerate(sentences):
+            items: list[list[Item]] = []
+            for antecedents in (gold, predicted):
+                inside = {span: before for span, before in antecedents.items() if span[0] == number}
+                items.append(list(mention_items(words, inside, cluster_of)))
+            of_sentence = paired(*items)
+            pairs += of_sentence
+            if count_errors(of_sentence):
+                right = {*items[0]} & {*items[1]}
+                sides = []
+                for antecedents, of_side in zip((gold, predicted), items, strict=True):
+                    sides.append([mention_segment(item, number, antecedents, sentences, right) for item in of_side])
+                views.append(View(" ".join(words), *sides))
+        return Comparison(pairs, views, count_errors(pairs))
+
+
+def antecedents_of(mentions: Iterable[list[int]], singletons: bool) -> dict[MentionSpan, MentionSpan | None]:
+    """The mention before each mention of a cluster, `None` for the first. Without `singletons`, these are left out."""
+    antecedents: dict[MentionSpan, MentionSpan | None] = {}
+    for cluster in clusters_of(mentions):
+        if singletons or len(cluster) > 1:
+            antecedents |= zip(cluster, [None, *cluster], strict=False)
+    return dict(sorted(antecedents.items()))
+
+
+def mention_items(
+    words: Sequence[str],
+    antecedents: Mapping[MentionSpan, MentionSpan | None],
+    cluster_of: Mapping[MentionSpan, int],
+) -> Iterator[Item]:
+    """The mentions of a sentence; the class of one says whether, and how well, it is joined with an earlier one."""
+    for span, antecedent in antecedents.items():
+        _, first, last = span
+        name = "first mention"
+        if antecedent is not None:
+            is_other = span in cluster_of and cluster_of.get(antecedent) != cluster_of[span]
+            name = "mention of another" if is_other else "later mention"
+        yield Item(name, ((first, last + 1),), " ".join(words[first : last + 1]))
+
+
+def mention_segment(
+    item: Item,
+    number: int,
+    antecedents: Mapping[MentionSpan, MentionSpan | None],
+    sentences: list[list[str]],
+    right: set[Item],
+) -> Segment:
+    """A mention with the words of the mention before it; `number` is that of its sentence."""
+    ((first, end),) = item.spans
+    antecedent = antecedents[number, first, end - 1]
+    name = item.name
+    if antecedent is not None:
+        sentence, before, last = antecedent
+        name = f"= {' '.join(sentences[sentence][before : last + 1])} (sentence {sentence + 1})"
+    return Segment(item.text, name, item in right)
 
 
 def speaker_numbers(sentences: list[list[str]], speakers: list[list[str]]) -> list[int]:

@@ -4,6 +4,7 @@ The data are SQuAD's files, JSON lines or a data set. A row has the `id`, the `q
 which are texts, none if the context has no answer, and the `answer_starts`, which are characters of the context.
 """
 
+import math
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -16,6 +17,7 @@ import numpy as np
 import torch
 from datasets import Dataset, DatasetDict, Features, Value
 from transformers import DataCollatorWithPadding
+from transformers.utils import logging
 
 from modeling_elmo import ELMoForQuestionAnswering, ELMoTokenizer
 from modeling_elmo.heads.reader_pipeline import best_answers, characters_of_contexts
@@ -23,11 +25,15 @@ from modeling_elmo.tokenization.elmo_pretokenization import places_of
 
 from ...program.command_line import option
 from ...program.data_files import LocatedRow, json_rows
+from ..comparison import Comparison, Pair, Segment, View
 from ..data import DataArguments, check_cell, converted_splits, is_text, split_sources
 from ..metrics import answer_scores
-from ..task import Batch, Record, SplitOutput, Task, log_mean_probabilities, right_padding
+from ..task import Batch, Record, SavedHead, SplitOutput, Task, log_mean_probabilities, right_padding
 from ..trainer import ADADELTA_HELP, EMA_HELP, TaskTrainingArguments
 
+logger = logging.get_logger(__name__)
+
+NO_ANSWER = "no answer"
 QUESTION_WORDS = ("what", "which", "who", "whose", "whom", "when", "where", "why", "how")
 Characters = tuple[int, int]  # of a word in its context: the first, and the one after the last
 STRING = Value("string")
@@ -102,6 +108,21 @@ class QuestionAnswering(Task):
                     "2.0 and 1.1 were mixed. Pass splits of one version; from a part of 2.0, pass more rows."
                 )
 
+    def restore(self, data: DatasetDict, saved: SavedHead):
+        unanswered = 0
+        for questions in data.values():
+            unanswered += sum(not answers for answers in questions["answers"])
+        self.trained_on_unanswered = unanswered > 0
+        if saved.record:
+            scores = saved.record["metrics"].values()
+            self.trained_on_unanswered = any("no_answer_accuracy" in of_split for of_split in scores)
+        if unanswered and not self.trained_on_unanswered:
+            self.unknown_labels = {NO_ANSWER: unanswered}
+            logger.warning(
+                f"{unanswered:,} questions have no answer, but {saved.name} was trained on questions that have one. It "
+                "answers them all, and these answers count as errors. Train on data such as SQuAD 2.0."
+            )
+
     def words(self, split: Dataset, tokenizer: ELMoTokenizer) -> Iterable[list[str]]:
         texts = [*split["question"], *dict.fromkeys(split["context"])]  # each context once
         return map(tokenizer.splitter.words, texts)
@@ -147,6 +168,28 @@ class QuestionAnswering(Task):
             gold.append(record["answers"])
             types.append(question_word(record["question"]))
         return answer_scores(predicted, gold, types)
+
+    def compare(self, example: Record, prediction: Record) -> Comparison:
+        """Of wrong answers, the surest are the worst; then come those that share words with a gold answer."""
+        answers = prediction["answers"]
+        predicted = prediction["predicted"]
+        match = answer_scores([predicted], [answers])
+        outcome = "part of an answer"
+        if match["exact_match"]:
+            outcome = "right"
+        elif not answers:
+            outcome = "an answer, where there is none"
+        elif not predicted:
+            outcome = NO_ANSWER
+        elif not match["f1"]:
+            outcome = "another answer"
+        is_right = outcome == "right"
+        pair = Pair("right" if is_right else "other class", question_word(example["question"]), outcome, predicted)
+        gold = [Segment(text, None, True) for text in dict.fromkeys(answers)] or [Segment(NO_ANSWER, None, True)]
+        found = [Segment(predicted or NO_ANSWER, None, is_right)]
+        text = f"{example['question']}\n{example['context']}"
+        severity = 1 - match["f1"] + math.exp(prediction["log_probability"])
+        return Comparison([pair], [View(text, gold, found)], severity)
 
     def average(self, logits: Sequence[Any]) -> tuple[np.ndarray, ...]:
         starts, ends = zip(*logits, strict=True)

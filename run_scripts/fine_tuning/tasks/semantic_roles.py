@@ -42,20 +42,23 @@ from modeling_elmo.inputs import NO_LABEL
 
 from ...program.command_line import option
 from ...program.data_files import JSON_FORMATS, LocatedRow, Location, column_lines, format_suffix, not_words
+from ..comparison import Comparison, Item, Span, compare_items, count_errors
 from ..data import (
     DataArguments,
+    add_counts,
     check_cell,
     continues,
     converted_splits,
-    row_labels,
+    scored_labels,
     sentence_of,
     split_sources,
-    training_labels,
+    unknown_labels,
 )
 from ..metrics import Scores
 from ..task import (
     Batch,
     Record,
+    SavedHead,
     SplitOutput,
     Task,
     label_config,
@@ -85,7 +88,6 @@ ROLE_FEATURES = Features(
     predicate_tags=[[Value("string")]],
 )
 OTHER_FORMAT = "Correct it, or pass another --roles_format."
-Span = tuple[int, int]  # first word, and the word after the last
 DECODED_ROWS = 256  # at once: their Viterbi scores take some megabytes
 
 
@@ -159,22 +161,21 @@ class SemanticRoles(Task):
         return converted_splits(sources, checked_row, ROLE_FEATURES)
 
     def prepare(self, data: DatasetDict):
-        self.labels = training_labels(data, "predicate_tags")
+        self.labels = scored_labels(data, "predicate_tags")
         self.config = label_config(self.labels)
-        for split, sentences in data.items():
-            tags = {tag for _, tag in row_labels(sentences, "predicate_tags")}
-            unknown = {tag[2:] for tag in tags.difference(self.labels)}
-            if unknown:
-                logger.warning(
-                    f"Split {split!r} has roles that do not occur in 'train': {', '.join(sorted(unknown)):.200}. They "
-                    "cannot be found, and their arguments count as errors."
-                )
         most = self.arguments.max_length
         if most is not None:
             places = chain.from_iterable(data["train"]["predicate_index"])
             cut = sum(place >= most - 2 for place in places)
             if cut:
                 logger.warning(f"--max_length {most} cuts {cut:,} predicates off the training data; they are left out.")
+
+    def restore(self, data: DatasetDict, saved: SavedHead):
+        self.labels = saved.labels
+        self.config = label_config(self.labels)
+        for file, sentences in data.items():
+            unknown = unknown_labels(sentences, "predicate_tags", self.labels, file, saved.name)
+            self.unknown_labels = add_counts(self.unknown_labels, unknown)
 
     def words(self, split: Dataset, tokenizer: ELMoTokenizer) -> Iterable[list[str]]:
         return split["tokens"]
@@ -233,6 +234,17 @@ class SemanticRoles(Task):
             predicted_predicates.append(record["predicted_predicates"])
         scores = role_scores(predicted, gold, kinds if any(kinds) else None)
         return {**scores, **predicate_scores(predicted_predicates, predicates)}
+
+    def compare(self, example: Record, prediction: Record) -> Comparison:
+        """The arguments of all predicates; those of V are not scored."""
+        words = prediction["words"]
+        pairs = []
+        views = []
+        for place, verb in zip(prediction["predicates"], prediction["verbs"], strict=True):
+            of_verb = compare_items(words, role_items(words, verb["gold_tags"]), role_items(words, verb["tags"]))
+            pairs += of_verb.pairs
+            views += [view._replace(text=f"{verb['verb']} (word {place + 1})") for view in of_verb.views]
+        return Comparison(pairs, views, count_errors(pairs))
 
     def preprocess_logits(self, logits: tuple[Tensor, Tensor], labels: Any = None) -> tuple[Tensor, Tensor, Tensor]:
         """The best labels of each row, their probabilities, and the scores of its words as predicates.
@@ -529,6 +541,15 @@ def role_arguments(tags: Sequence[str]) -> list[tuple[str, tuple[Span, ...]]]:
             last[continued] = [(first, end)]
             arguments.append((continued, last[continued]))
     return [(role, tuple(spans)) for role, spans in arguments]
+
+
+def role_items(words: Sequence[str], tags: Sequence[str]) -> list[Item]:
+    items = []
+    for role, spans in role_arguments(tags):
+        if role not in PREDICATE_ROLES:
+            text = " ... ".join(" ".join(words[first:end]) for first, end in spans)
+            items.append(Item(role, spans, text))
+    return items
 
 
 def argument_rates(predicted: set, gold: set) -> Scores:

@@ -3,7 +3,7 @@
 A row of the data has the `tokens` of a sentence and their `tags`, lists of strings of equal length.
 """
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import chain
@@ -19,18 +19,21 @@ from modeling_elmo.inputs import NO_LABEL
 
 from ...program.command_line import option
 from ...program.data_files import COLUMN_SUFFIXES, DEFAULT_TAGS, JSON_FORMATS, Location, column_rows
+from ..comparison import Comparison, Item, compare_items
 from ..data import (
     DataArguments,
     Source,
+    add_counts,
     check_cell,
     class_name,
     continues,
     scored_labels,
     sentence_of,
     split_sources,
+    unknown_labels,
 )
-from ..metrics import marks_entities, tagging_scores
-from ..task import Batch, Record, SplitOutput, Task, label_config, right_padding, tokenize_sentences
+from ..metrics import marks_entities, scored_entities, tagging_scores
+from ..task import Batch, Record, SavedHead, SplitOutput, Task, label_config, right_padding, tokenize_sentences
 
 logger = logging.get_logger(__name__)
 
@@ -100,11 +103,7 @@ class Tagging(Task):
         return data
 
     def prepare(self, data: DatasetDict):
-        self.labels = scored_labels(data, "tags")
-        self.has_entities = marks_entities(self.labels)
-        self.name = "ner" if self.has_entities else "tagging"
-        self.metric = "f1" if self.has_entities else "accuracy"
-        self.config = label_config(self.labels)
+        self._set_labels(scored_labels(data, "tags"))
         if others := tags_that_are_not_bio(self.labels):
             scored = "" if self.has_entities else ", and all tags are scored by accuracy"
             logger.warning(
@@ -112,6 +111,19 @@ class Tagging(Task):
                 f"transformers' pipeline groups the words of BIO entities only{scored}. Pass --tag_scheme iobes for "
                 "tags such as E-PER, rename others, or remove a header line."
             )
+
+    def restore(self, data: DatasetDict, saved: SavedHead):
+        self._set_labels(saved.labels)
+        for file, sentences in data.items():
+            unknown = unknown_labels(sentences, "tags", self.labels, file, saved.name)
+            self.unknown_labels = add_counts(self.unknown_labels, unknown)
+
+    def _set_labels(self, labels: list[str]):
+        self.labels = labels
+        self.has_entities = marks_entities(labels)
+        self.name = "ner" if self.has_entities else "tagging"
+        self.metric = "f1" if self.has_entities else "accuracy"
+        self.config = label_config(labels)
 
     def words(self, split: Dataset, tokenizer: ELMoTokenizer) -> Iterable[list[str]]:
         return split["tokens"]
@@ -142,8 +154,27 @@ class Tagging(Task):
             predicted.append(record["predicted"])
         return tagging_scores(predicted, gold, are_entities=self.has_entities)
 
+    def compare(self, example: Record, prediction: Record) -> Comparison:
+        words = prediction["tokens"]
+        items_of = entity_items if self.has_entities else tag_items
+        return compare_items(words, items_of(words, prediction["tags"]), items_of(words, prediction["predicted"]))
+
     def answers(self, predictions: Iterable[Record]) -> Iterator[str]:
         return chain.from_iterable(super().answers(predictions))
+
+
+def entity_items(words: Sequence[str], tags: Sequence[str]) -> list[Item]:
+    items = []
+    for kind, first, end in scored_entities(tags):
+        items.append(Item(kind, ((first, end),), " ".join(words[first:end])))
+    return items
+
+
+def tag_items(words: Sequence[str], tags: Sequence[str]) -> list[Item]:
+    items = []
+    for place, (word, tag) in enumerate(zip(words, tags, strict=True)):
+        items.append(Item(tag, ((place, place + 1),), word))
+    return items
 
 
 def _tagged_split(source: Source, split: str, arguments: TaggingDataArguments) -> Dataset:
