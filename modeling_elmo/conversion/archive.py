@@ -63,7 +63,7 @@ ARCHIVE_KEYS = (
 LSTM_OPTIONS = {"cell_clip": 3, "proj_clip": 3, "use_skip_connections": True}
 CHARACTER_OPTIONS = {"activation": "relu", "max_characters_per_token": 50}
 
-PRECISIONS = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
+FLOAT_DTYPES = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
 
 STATE_FILES = ("weights.th", "best.th", "model_state_*.th", "*.th")  # best name first
 WHOLE_ARCHIVE = "model.tar.gz"  # in the folder of a finished training
@@ -157,7 +157,7 @@ class AllenNLPArchive(Checkpoint):
         return other_modules(self.state, self.arrays())
 
     def load(self, pre_tokenization: str) -> Loaded:
-        check_numbers(self.arrays(), self.weights)
+        check_precision(self.arrays(), self.weights)
         arrays = {name: array.float() for name, array in self.bilm.arrays(self.state).items()}
         check_bilm(arrays, self.weights)
         if self.options:
@@ -225,66 +225,69 @@ class AllenNLPArchive(Checkpoint):
 
     def report(self, output_dir: str | Path) -> list[str]:
         is_trained = is_true(self.entry.get("requires_grad"))
-        lines = [f"The biLM is {self.bilm.name or 'the whole file'}{', trained with the task' if is_trained else ''}."]
-        if self.options:
-            lines.append(f"Its options are those of {files.first_of([self.options.name])}.")
-        else:
-            lines.append(
-                "Its sizes are those of the arrays. There is no options.json, so clips of 3, skip connections, relu "
-                "and 50 characters per word are assumed, as in AllenNLP's models; if yours differs, pass --options."
-            )
+        lines = [
+            f"The biLM is {self.bilm.name or 'the whole file'}{', trained with the task' if is_trained else ''}.",
+            self.report_options(),
+            *self.report_mixes(output_dir),
+            "It has no softmax, so the model predicts no words.",
+        ]
         dtypes = {str(array.dtype).removeprefix("torch.") for array in self.arrays().values()}.difference({"float32"})
         if dtypes:
             lines.append(f"Arrays of {' and '.join(sorted(dtypes))} are stored as float32.")
-        lines += self.report_mixes(output_dir)
-        if is_true(self.entry.get("do_layer_norm")):
-            lines.append(f"do_layer_norm is true in {SETTINGS_FILE}, so scalar_mix_layer_norm is 'allennlp'.")
-        elif not self.entry:
-            lines.append(
-                f"No {SETTINGS_FILE} tells whether the mix had do_layer_norm, which was rare. If it had, pass "
-                "scalar_mix_layer_norm='allennlp' to from_pretrained."
-            )
         cache = f"{self.bilm.name}._word_embedding.weight".removeprefix(".")
         if cache in self.state:
             lines.append(
                 f"{cache} has the vectors of {len(self.state[cache])} words (vocab_to_cache). The model computes them "
                 "from characters instead, which differs if they were trained with the task."
             )
-        lines.append("It has no softmax, so the model predicts no words.")
         if self.left_out:
             lines.append(f"Not converted: {files.first_of(self.left_out)}.")
         if self.unread:
             lines.append(f"Files not read: {files.first_of(self.unread)}.")
         return lines
 
+    def report_options(self) -> str:
+        if self.options:
+            return f"Its options are those of {files.first_of([self.options.name])}."
+        return (
+            "Its sizes are those of the arrays. There is no options.json, so clips of 3, skip connections, relu and 50 "
+            "characters per word are assumed, as in AllenNLP's models; if yours differs, pass --options."
+        )
+
     def report_mixes(self, output_dir: str | Path) -> list[str]:
         if not self.bilm.mixes:
             return ["It has no mix, so scalar_mix is the average of the layers."]
-        lines = []
-        for number, mix in enumerate(self.bilm.mixes):
-            values = read_mix(mix, self.state)
-            shares = ", ".join(f"{share:.3f}" for share in values["weights"].softmax(0).tolist())
-            learned = f"{mix.rstrip('.')}: layers {shares}; gamma {values['gamma'].item():.3f}."
-            if number == 0:
-                lines.append(f"scalar_mix is {learned}")
-                continue
+        first, *others = (self.described_mix(mix) for mix in self.bilm.mixes)
+        lines = [f"scalar_mix is {first}"]
+        for number, learned in enumerate(others, 1):
             path = str(Path(output_dir, mix_file(number)))
-            load = f"mix.load_state_dict(load_file({path!r}))"
             lines.append(
-                f"{mix_file(number)} is {learned} Load it with: "
-                f"from safetensors.torch import load_file; mix = type(model.scalar_mix)(model.config); {load}"
+                f"{mix_file(number)} is {learned} Load it with: from safetensors.torch import load_file; "
+                f"mix = type(model.scalar_mix)(model.config); mix.load_state_dict(load_file({path!r}))"
+            )
+        if is_true(self.entry.get("do_layer_norm")):
+            lines.append(f"do_layer_norm is true in {SETTINGS_FILE}, so scalar_mix_layer_norm is 'allennlp'.")
+        elif not self.entry:
+            lines.append(
+                f"No {SETTINGS_FILE} tells whether the mix had do_layer_norm. If it had, pass "
+                "scalar_mix_layer_norm='allennlp' to from_pretrained."
             )
         return lines
+
+    def described_mix(self, mix: str) -> str:
+        values = read_mix(mix, self.state)
+        shares = ", ".join(f"{share:.3f}" for share in values["weights"].softmax(0).tolist())
+        return f"{mix.rstrip('.')}: layers {shares}; gamma {values['gamma'].item():.3f}."
 
 
 def mix_file(number: int) -> str:
     return f"scalar_mix_{number}.safetensors"
 
 
-def check_numbers(arrays: State, weights: Path):
-    wrong = [f"{name} ({array.dtype})" for name, array in arrays.items() if array.dtype not in PRECISIONS]
+def check_precision(arrays: State, weights: Path):
+    wrong = [f"{name} ({array.dtype})" for name, array in arrays.items() if array.dtype not in FLOAT_DTYPES]
     if wrong:
-        known = ", ".join(str(dtype).removeprefix("torch.") for dtype in PRECISIONS)
+        known = ", ".join(str(dtype).removeprefix("torch.") for dtype in FLOAT_DTYPES)
         raise ValueError(f"{weights} must have {known} numbers in an ELMo, not {files.first_of(wrong)}.")
     files.check_finite({name: array.float() for name, array in arrays.items()}, weights)
 
@@ -376,7 +379,7 @@ def elmo_sections(settings: Any) -> dict[str, dict[str, Any]]:
     """The parts of config.json that describe an ELMo, by their paths."""
     found = {}
     for path, section in sections(settings):
-        if FILE_ENTRIES.intersection(section) or str(section.get("type")).startswith(EMBEDDER):
+        if FILE_ENTRIES.intersection(section) or EMBEDDER in str(section.get("type")):
             found[path] = section
     return found
 
