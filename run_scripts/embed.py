@@ -30,13 +30,14 @@ machines, all paths must be on a file system that the machines share:
 """
 
 from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 import torch
 from torch import Tensor
-from tqdm.auto import tqdm
 from transformers.utils import logging
 
 from modeling_elmo.run_scripts.program.command_line import ProgramParser, option, run
@@ -47,16 +48,29 @@ from modeling_elmo.run_scripts.program.sentences import warn_of_split_words
 from modeling_elmo.run_scripts.program.texts import TextArguments
 from modeling_elmo.run_scripts.vectors.embedding import (
     BATCHES_PER_BLOCK,
+    ComputedBlock,
+    EncodedBlock,
     LayerChoice,
     PoolingChoice,
     StoredDtype,
-    embed_block,
+    compute_block,
+    encode_block,
+    finish_block,
     load_model_and_tokenizer,
+    reproducible_batch_tokens,
 )
 from modeling_elmo.run_scripts.vectors.lines import InputLine, LineUnit, open_lines
-from modeling_elmo.run_scripts.vectors.outputs import PartsFolder, find_writer
+from modeling_elmo.run_scripts.vectors.outputs import (
+    EntryShape,
+    LinePlan,
+    OutputWriter,
+    UnfinishedOutput,
+    find_writer,
+)
+from modeling_elmo.run_scripts.vectors.pace import Pace, check_room, in_words
 
 logger = logging.get_logger(__name__)
+T = TypeVar("T")
 
 
 @dataclass(kw_only=True)
@@ -93,32 +107,40 @@ class EmbedArguments(TextArguments):
 def main(arguments: list[str] | None = None) -> Path:
     """Returns the path of the output."""
     parsed = ProgramParser(EmbedArguments, description=__doc__).parse(arguments)
-    write_output = find_writer(parsed.output)
+    make_writer = find_writer(parsed.output)
     warn_of_split_words(parsed)
-    lines, total = open_lines(parsed, parsed.input, parsed.raw_text, parsed.unit)
+    lines = open_lines(parsed, parsed.input, parsed.raw_text, parsed.unit)
     model, tokenizer = load_model_and_tokenizer(
         parsed.model, parsed.device, parsed.trust_remote_code, parsed.compute_dtype
     )
     warn_of_untrained_mix(parsed, model)
-    parts = parts_folder(parsed, model)
+    shape = entry_shape(parsed, model)
+    output = unfinished_output(parsed, model, make_writer(shape, not parsed.forget_sentences))
     processes, index = join_processes()
     if parsed.stateful and processes > 1:
         raise ValueError("--stateful reads the sentences in order: start one process.")
     is_main = index == 0
-    with sole_run(parts.folder, "--output", is_main):
+    with sole_run(output.folder, "--output", is_main):
         if is_main:
-            parts.resume()
-        parts.follow(values_of_all(parts, processes)[0])
-        with tqdm(desc=parts.output.name, unit=" lines", total=total, disable=not is_main) as bar:
-            save_blocks(parsed, parts, lines(), model, tokenizer, processes, index, bar)
-        parts.compare(values_of_all(parts, processes))
-        if not parts.num_lines:
+            output.find()
+        output.follow(values_of_all(output, processes)[0])
+        plan = output.plan(lines(), partial(count_tokens, tokenizer))
+        if any(blocks != plan.blocks for blocks in values_of_all(plan.blocks, processes)):
+            raise ValueError("The processes read different lines. Pass the same input to all.")
+        if not plan.blocks:
             names = ", ".join(parsed.input) or parsed.dataset
             raise ValueError(f"{names} is empty: pass a text with at least one line.")
         if is_main:
-            parts.assemble(write_output, keep_sentences=not parsed.forget_sentences)
+            size = output.writer.size(plan)
+            check_room(output.output, output.folder, size, output.num_bytes_written)
+            print(f"{parsed.output}: {len(plan.tokens):,} lines, {plan.num_tokens:,} tokens, about {in_words(size)}")
+            output.begin(plan, lines())
+        output.ends = values_of_all(output.ends, processes)[0]
+        embed_lines(parsed, output, plan, lines(), model, tokenizer, processes, index, shape)
+        if is_main:
+            output.complete()
         values_of_all(None, processes)  # the launcher may stop the others when one process ends
-    return parts.output
+    return output.output
 
 
 def warn_of_untrained_mix(parsed: EmbedArguments, model: Any):
@@ -130,8 +152,13 @@ def warn_of_untrained_mix(parsed: EmbedArguments, model: Any):
         logger.warning(f"The mix of {parsed.model} {reason}: the vectors are the average of the layers.")
 
 
-def parts_folder(parsed: EmbedArguments, model: Any) -> PartsFolder:
-    """The folder of finished blocks, with the settings that a later run must repeat."""
+def entry_shape(parsed: EmbedArguments, model: Any) -> EntryShape:
+    layers = model.config.num_hidden_layers + 1 if parsed.layers == "all" else None
+    return EntryShape(layers, 2 * model.config.projection_size, parsed.pooling != "none", parsed.dtype)
+
+
+def unfinished_output(parsed: EmbedArguments, model: Any, writer: OutputWriter) -> UnfinishedOutput:
+    """The file that this run writes, with the settings that a later run must repeat."""
     names = ("layers", "pooling", "dtype", "raw_text", "unit", "split_sentences")
     settings = {name: getattr(parsed, name) for name in names}
     settings["compute_dtype"] = str(model.dtype).removeprefix("torch.")
@@ -143,39 +170,71 @@ def parts_folder(parsed: EmbedArguments, model: Any) -> PartsFolder:
     settings["model"] = model_digest(parsed.model)  # with its options, and its tokenizer
     settings["batch_size"] = (parsed.batch_size or 64) if parsed.stateful else None
     block_tokens = BATCHES_PER_BLOCK * parsed.batch_tokens
-    return PartsFolder(Path(parsed.output), settings, block_tokens, block_lines=settings["batch_size"])
+    return UnfinishedOutput(Path(parsed.output), writer, settings, block_tokens, block_lines=settings["batch_size"])
 
 
-def save_blocks(
+def count_tokens(tokenizer: Any, line: InputLine) -> int:
+    return len(tokenizer.splitter.words(line.text) if line.words is None else line.words)
+
+
+def embed_lines(
     parsed: EmbedArguments,
-    parts: PartsFolder,
+    output: UnfinishedOutput,
+    plan: LinePlan,
     lines: Iterator[InputLine],
     model: Any,
     tokenizer: Any,
     processes: int,
     index: int,
-    bar: tqdm,
+    shape: EntryShape,
 ):
-    """Computes and saves the share of this process: every n-th block on each of n processes."""
-    states: tuple[Tensor, ...] | None = () if parsed.stateful else None
-    for number, (first, block_lines) in enumerate(parts.blocks(lines)):
-        if number % processes == index:
-            block = parts.finished_block(first, block_lines)
-            if block is None:
-                block = embed_block(
-                    block_lines,
-                    model,
-                    tokenizer,
-                    parsed.layers,
-                    parsed.pooling,
-                    parsed.dtype,
-                    parsed.batch_tokens,
-                    states,
-                )
-                parts.save(first, block)
+    """Computes the share of this process, every n-th block on each of n processes, and writes it.
+
+    Three blocks are in work: a thread encodes the next one, the model computes one, a thread writes the one before.
+    """
+    batch_tokens = None if parsed.stateful else parsed.batch_tokens
+    if parsed.layers == "mixed" and batch_tokens is not None:
+        batch_tokens = reproducible_batch_tokens(model, batch_tokens)
+    states: tuple[Tensor, ...] | None = output.states if parsed.stateful else None
+
+    def encoded() -> Iterator[tuple[int, int, EncodedBlock]]:
+        first = 0
+        for number, block in enumerate(output.blocks(lines)):
+            if number >= num_finished and number % processes == index:
+                yield number, first, encode_block(block, tokenizer, batch_tokens)
+            first += len(block)
+
+    def write(number: int, first: int, computed: ComputedBlock):
+        block = finish_block(computed, parsed.pooling, parsed.dtype)
+        output.append(number, first, block, processes)
+
+    num_finished = len(output.ends)
+    written: Future | None = None
+    with (
+        Pace(output.output.name, plan, shape, num_finished, is_shown=index == 0) as pace,
+        ThreadPoolExecutor(1) as encoder,
+        ThreadPoolExecutor(1) as writer,
+    ):
+        for number, first, block in ahead(encoded(), encoder):
+            computed = compute_block(block, model, parsed.layers, states)
             if parsed.stateful:
-                states = block.states
-        bar.update(len(block_lines))  # the pace of this process for all
+                states = computed.states
+            if written is not None:
+                pace.wait(written, computed)
+                pace.show(len(output.ends))
+            written = writer.submit(write, number, first, computed)
+        if written is not None:
+            pace.wait(written, computed)
+        output.wait_for(len(plan.blocks), processes)
+        pace.show(len(plan.blocks))
+
+
+def ahead(items: Iterator[T], executor: ThreadPoolExecutor) -> Iterator[T]:
+    """The same items. The executor makes the next one while the caller works with one."""
+    coming = executor.submit(next, items, None)
+    while (item := coming.result()) is not None:
+        coming = executor.submit(next, items, None)
+        yield item
 
 
 if __name__ == "__main__":

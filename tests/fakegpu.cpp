@@ -37,6 +37,8 @@ using Optional = std::optional<Tensor>;
 constexpr auto kFake = c10::DeviceType::PrivateUse1;
 const c10::Device kDevice(kFake, 0);
 
+void waits(const std::string& kind, const std::string& name);  // counts a wait of the host
+
 // ---- memory, guard, hooks ----------------------------------------------------------------------------------------
 struct FakeAllocator final : c10::Allocator {
   c10::DataPtr allocate(size_t n) override {
@@ -91,6 +93,7 @@ struct FakeGuard final : c10::impl::DeviceGuardImplInterface {
   void record(void**, const c10::Stream&, const c10::DeviceIndex, const c10::EventFlag) const override {}
   void block(void*, const c10::Stream&) const override {}
   bool queryEvent(void*) const override { return true; }
+  void synchronizeEvent(void*) const override { waits("event", "synchronize"); }
   void destroyEvent(void*, const c10::DeviceIndex) const noexcept override {}
   bool queryStream(const c10::Stream&) const override { return true; }
   void synchronizeStream(const c10::Stream&) const override {}

@@ -11,6 +11,7 @@ from contextlib import contextmanager, nullcontext
 from functools import cache, partial
 from unittest.mock import patch
 
+import h5py
 import pytest
 import torch
 from accelerate.state import AcceleratorState
@@ -21,6 +22,7 @@ from bilm_models import (
     layers_by_steps,
     make_batch,
     make_model,
+    save,
     tiny_model,
 )
 from head_models import HEADS, make_coreference_pipeline, make_role_pipeline, stirred
@@ -42,9 +44,11 @@ from modeling_elmo import (
 )
 from modeling_elmo.heads.reader_pipeline import ELMoQuestionAnsweringPipeline
 from modeling_elmo.kernels import lstm_cuda
-from modeling_elmo.run_scripts import benchmark
+from modeling_elmo.run_scripts import benchmark, embed
 from modeling_elmo.run_scripts.pretraining.loop import Pretraining
 from modeling_elmo.run_scripts.pretraining.optimization import OptimizationArguments, clip_gradients, make_optimizers
+from modeling_elmo.run_scripts.vectors.embedding import compute_block, encode_block, finish_block
+from modeling_elmo.run_scripts.vectors.lines import to_line
 
 DEVICE = os.environ.get("ELMO_TEST_DEVICE", "fakegpu")
 IS_SIMULATED = DEVICE == "fakegpu"
@@ -485,6 +489,40 @@ def test_a_run_in_a_graph_resumes_exactly(tmp_path):
     with one_launch_a_layer(), on_accelerate(DEVICE):
         pretrain(tmp_path, **options, output_dir=again, resume_from_checkpoint="last")
     assert_same(*(contents(folder / "checkpoint-14") for folder in (again, tmp_path / "run")))
+
+
+@pytest.mark.parametrize("layers", ["all", "mixed"])
+def test_embedding(layers, tmp_path):
+    """`elmo embed` writes the same vectors on both devices."""
+    text = tmp_path / "c.txt"
+    text.write_text("".join("a cat sat on the mat\n"[: 3 + n % 18] + "\n" for n in range(40)))
+    save(tmp_path / "m", tiny_model(), ELMoTokenizer())
+    options = ["--model", str(tmp_path / "m"), "--input", str(text), "--layers", layers, "--batch_tokens", "20"]
+    vectors = []
+    for device in ("cpu", DEVICE):
+        output = tmp_path / f"{device}.hdf5"
+        embed.main([*options, "--output", str(output), "--device", device])
+        with h5py.File(output) as file:
+            vectors.append({name: torch.from_numpy(file[name][()]) for name in file if name.isdigit()})
+    assert len(vectors[0]) == 80
+    torch.testing.assert_close(vectors[1], vectors[0], rtol=1e-3, atol=1e-4)
+
+
+@simulated
+@pytest.mark.parametrize("layers", ["all", "top", "average", "mixed"])
+def test_waits_of_embedding(layers, fakegpu):
+    """A block of several batches waits once, for the copies of its vectors into pinned memory."""
+    model, tokenizer = tiny_model().to(DEVICE), ELMoTokenizer()
+    lines = [to_line("", "a cat " * (1 + n % 7), False, "word") for n in range(30)]
+    block = encode_block(lines, tokenizer, 40)
+    compute_block(block, model, layers)  # tables of the encoder
+    with fakegpu.recording() as seen:
+        computed = compute_block(block, model, layers)
+    assert len(block.batches) > 5 and seen.num_waits == 0, seen.waits
+    assert all(layer.is_pinned() for batch in computed.layers for layer in batch)
+    with fakegpu.recording() as seen:
+        finish_block(computed, "none", "float32")
+    assert [kind for kind, _ in seen.waits] == ["event"] and seen.num_waits == 1, seen.waits
 
 
 @simulated

@@ -2,10 +2,11 @@
 
 import copy
 import errno
-import glob
 import json
 import os
 import shutil
+import signal
+import subprocess
 import sys
 import time
 from contextlib import suppress
@@ -163,7 +164,7 @@ def assert_close(found, expected, tolerance=TOLERANCE):
 )
 def test_each_line_has_the_vectors_that_it_has_alone(embedded, alone, suffix, layers, pooling):
     path = embedded(f"vectors{suffix}", layers=layers, pooling=pooling, batch_tokens=40)
-    assert not Path(f"{path}.parts").exists()
+    assert not Path(f"{path}.unfinished").exists()
     if suffix == ".parquet":
         assert read_table(path)["text"][:] == [line.strip() for line in LINES]
         assert read_table(path)["tokens"][:] == WORDS
@@ -206,10 +207,10 @@ def test_bfloat16_computation(embedded, alone):
 def test_without_its_instructions_bfloat16_becomes_float32(obstacle, embedded, tmp_path, monkeypatch):
     """The settings of the unfinished output name what was computed."""
     monkeypatch.setattr(processes, "bfloat16_obstacle", lambda: obstacle)
-    monkeypatch.setattr(outputs.PartsFolder, "assemble", MagicMock(side_effect=KeyboardInterrupt))
+    monkeypatch.setattr(outputs.UnfinishedOutput, "complete", MagicMock(side_effect=KeyboardInterrupt))
     with pytest.raises(KeyboardInterrupt):
         embedded(compute_dtype="bfloat16")
-    settings = read_json(tmp_path / "v.hdf5.parts" / "settings.json")
+    settings = read_json(tmp_path / "v.hdf5.unfinished" / "settings.json")
     assert settings["compute_dtype"] == ("bfloat16" if obstacle is None else "float32")
 
 
@@ -332,51 +333,60 @@ def long_corpus(tmp_path):
 
 def count_lines(monkeypatch):
     """Returns a list that receives the text of each line that is embedded from now on."""
-    seen, embed_block = [], embed.embed_block
+    seen, compute_block = [], embed.compute_block
 
-    def counted(lines, *arguments, **options):
-        seen.extend(line.text for line in lines)
-        return embed_block(lines, *arguments, **options)
+    def counted(block, *arguments):
+        seen.extend(line.text for line in block.lines)
+        return compute_block(block, *arguments)
 
-    monkeypatch.setattr(embed, "embed_block", counted)
+    monkeypatch.setattr(embed, "compute_block", counted)
     return seen
 
 
-def test_an_interruption_while_the_output_is_written(embedded, tmp_path, monkeypatch):
+@pytest.mark.parametrize("name", ["v.hdf5", "v.parquet"])
+def test_an_interruption_while_the_output_is_completed(name, embedded, tmp_path, monkeypatch):
+    """The second run has nothing to compute, whatever the first one left behind its last block."""
+    expected = embedded(f"whole.{name}", batch_tokens=4).read_bytes()
+    sync_file = outputs.sync_file
+    for_complete = MagicMock(side_effect=ZeroDivisionError)
     with monkeypatch.context() as patch, pytest.raises(ZeroDivisionError):
-        patch.setitem(outputs.WRITERS, ".hdf5", (lambda path, *_: path.write_text("half a fi") / 0, "h5py", ""))
-        embedded()
-    assert not (tmp_path / "v.hdf5").exists()
+        complete = outputs.UnfinishedOutput.complete
+
+        def interrupted(output):
+            patch.setattr(outputs, "sync_file", for_complete)
+            complete(output)
+
+        patch.setattr(outputs.UnfinishedOutput, "complete", interrupted)
+        embedded(name, batch_tokens=4)
+    assert for_complete.called and outputs.sync_file is sync_file and not (tmp_path / name).exists()
     seen = count_lines(monkeypatch)
-    assert len(read(embedded())) == len(LINES) and seen == []
+    assert embedded(name).read_bytes() == expected and seen == []
 
 
-def test_an_interruption_while_the_parts_are_removed(embedded, tmp_path, monkeypatch):
-    output, parts = tmp_path / "v.hdf5", tmp_path / "v.hdf5.parts"
+def test_an_interruption_while_the_folder_is_removed(embedded, tmp_path, monkeypatch):
+    output, folder = tmp_path / "v.hdf5", tmp_path / "v.hdf5.unfinished"
     with monkeypatch.context() as patch, pytest.raises(AttributeError):
         patch.setattr(outputs, "shutil", None)
         embedded(batch_tokens=8)
-    assert len(read(output)) == len(LINES) and parts.exists()
+    assert len(read(output)) == len(LINES) and folder.exists()
     with refused("v.hdf5 exists", FileExistsError):
         embedded()
     output.unlink()
-    next(parts.glob("*.npz")).unlink()
-    assert len(read(embedded())) == len(LINES) and not parts.exists()
+    assert len(read(embedded())) == len(LINES) and not folder.exists()
 
 
 @pytest.fixture
 def interrupted(embedded, tmp_path, monkeypatch):
-    """The output file of a run that was interrupted after two parts."""
-    save, calls = outputs.PartsFolder.save, count()
+    """The output file of a run that was interrupted after two blocks."""
+    append, calls = outputs.UnfinishedOutput.append, count()
     with monkeypatch.context() as patch, pytest.raises(ZeroDivisionError):
-        patch.setattr(outputs.PartsFolder, "save", lambda *args: save(*args) if next(calls) < 2 else 1 / 0)
+        patch.setattr(outputs.UnfinishedOutput, "append", lambda *args: append(*args) if next(calls) < 2 else 1 / 0)
         embedded(batch_tokens=4)
     return tmp_path / "v.hdf5"
 
 
-def test_a_resumed_run_may_have_other_batches_and_more_lines(embedded, alone, interrupted, tmp_path):
-    moved = write_lines(tmp_path / "moved.txt", [*LINES, "one more"])
-    assert_close(read(embedded(input=moved, batch_tokens=100)), alone([*WORDS, ["one", "more"]]))
+def test_a_resumed_run_may_have_other_batches(embedded, alone, interrupted):
+    assert_close(read(embedded(batch_tokens=100)), alone(WORDS))
 
 
 CHANGES = [("layers", "top"), ("pooling", "mean"), ("dtype", "float16"), ("raw_text", True)]
@@ -400,51 +410,108 @@ def test_a_resumed_run_with_another_model(model_dir, embedded, interrupted, tmp_
 
 
 @pytest.mark.parametrize(
-    "first, lines", [(1, ["other", *LINES[1:]]), (4, [*LINES[:3], "other", *LINES[4:]]), (1, LINES[:1])]
+    "first, lines",
+    [
+        *((1, ["other", *LINES[1:]]), (4, [*LINES[:3], "other", *LINES[4:]]), (1, LINES[:1])),
+        *((9, [*LINES[:8], "other"]), (9, [*LINES, "one more"])),
+    ],
 )
 def test_a_resumed_run_with_another_input(first, lines, embedded, interrupted, tmp_path):
-    with refused(rf"v.hdf5.parts has other lines {first} to \d."):
+    with refused(rf"v.hdf5.unfinished has other lines {first} to \d."):
         embedded(input=write_lines(tmp_path / "other.txt", lines))
 
 
-@pytest.mark.parametrize("damage, number", [("absent", 0), ("empty", 1), ("cut", 0), ("changed", 1)])
-def test_a_damaged_part_is_computed_again(damage, number, embedded, interrupted, monkeypatch):
-    """Without the parts after it, also if the new parts have other sizes."""
-    parts = sorted(Path(f"{interrupted}.parts").glob("*.npz"))
-    part = parts.pop(number)
-    kept = {number for other in parts for number in range(*map(int, other.stem.split("-")))}
-    content = bytearray(part.read_bytes())
-    content[200] ^= 1  # of the vectors
-    part.write_bytes({"empty": b"", "cut": content[:-30]}.get(damage, content))
-    if damage == "absent":
-        part.unlink()
-    whole = read(embedded("whole.hdf5"))
-    seen = count_lines(monkeypatch)
-    assert_close(read(embedded(batch_tokens=7)), whole)
-    assert seen == [line.strip() for number, line in enumerate(LINES) if number not in kept]
-
-
-def test_parts_reach_the_disk_before_they_have_their_name(embedded, monkeypatch):
-    synced = []
-    monkeypatch.setattr(os, "fsync", lambda descriptor: synced.append(os.fstat(descriptor).st_ino))
-    replace, replaced = os.replace, []
-    monkeypatch.setattr(os, "replace", lambda old, new: replaced.append(Path(old).stat().st_ino) or replace(old, new))
-    embedded()
-    assert len(replaced) >= 3 and set(replaced) <= {*synced}  # settings, a part, the output
-
-
-def test_a_full_disk(embedded, interrupted, monkeypatch):
-    """The error names the file, and the same command goes on."""
-
-    def full(path, **arrays):
-        path.write_bytes(b"some bytes")
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))  # as numpy: without the name of the file
-
-    with monkeypatch.context() as patch, pytest.raises(OSError, match=r"No space left on device: .*v.hdf5.parts/\d+-"):
-        patch.setattr(np, "savez", full)
+@pytest.mark.parametrize("name", ["output.hdf5", "progress.npz"])
+@pytest.mark.parametrize("size", [0, 100])
+def test_a_damaged_folder(name, size, embedded, interrupted):
+    file = Path(f"{interrupted}.unfinished", name)
+    file.write_bytes(file.read_bytes()[:size])
+    with refused("v.hdf5.unfinished is damaged. Remove it"):
         embedded()
-    assert len(list(Path(f"{interrupted}.parts").iterdir())) == 3  # two parts and the settings
-    assert len(read(embedded())) == len(LINES)
+
+
+def test_blocks_reach_the_disk_before_the_progress_says_so(embedded, monkeypatch):
+    synced = []
+    fsync = os.fsync
+    monkeypatch.setattr(os, "fsync", lambda number: synced.append(os.fstat(number).st_ino) or fsync(number))
+    replace, replaced = os.replace, []
+    path_replace = Path.replace
+
+    def noted(old, new):
+        replaced.append((Path(new).name, Path(old).stat().st_ino, len(synced)))
+        return path_replace(old, new)
+
+    monkeypatch.setattr(Path, "replace", noted)
+    path = embedded(batch_tokens=4)
+    names = [name for name, _, _ in replaced]
+    assert names == ["settings.json", *["progress.npz"] * 4, "v.hdf5"] and replace is os.replace
+    before = 0
+    for _, file, number in replaced:
+        assert {file, path.stat().st_ino} <= {*synced[before:number]}
+        before = number
+
+
+@pytest.mark.parametrize("name", ["v.hdf5", "v.parquet"])
+def test_a_full_disk(name, embedded, tmp_path, monkeypatch):
+    """The error names the file, and the same command goes on."""
+    expected = embedded(f"whole.{name}", batch_tokens=4).read_bytes()
+    savez, calls = np.savez, count()
+
+    def full(*arguments, **arrays):
+        if next(calls) == 2:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))  # as numpy: without the name of the file
+        savez(*arguments, **arrays)
+
+    with monkeypatch.context() as patch, pytest.raises(OSError, match=f"No space left on device: .*{name}"):
+        patch.setattr(np, "savez", full)
+        embedded(name, batch_tokens=4)
+    assert len(np.load(tmp_path / f"{name}.unfinished" / "progress.npz")["ends"]) == 2
+    assert embedded(name, batch_tokens=4).read_bytes() == expected
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("suffix", [".hdf5", ".parquet"])
+def test_a_run_that_is_killed_while_it_writes(suffix, model_dir, long_corpus, embedded, tmp_path):
+    """SIGKILL in the middle of blocks, after some of their bytes are in the file; then the same command."""
+    expected = embedded(f"one{suffix}", input=long_corpus, batch_tokens=32).read_bytes()
+    output = tmp_path / f"killed{suffix}"
+    flags = arguments_of({"model": model_dir, "output": output, "input": long_corpus, "batch_tokens": 32})
+    for writes in (1, 40, 100, None):
+        code = KILLED_AFTER.format(writes=writes, flags=flags)
+        run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
+        if writes is not None:
+            assert run.returncode == -signal.SIGKILL, run.stderr
+            assert not output.exists()
+    assert run.returncode == 0, run.stderr
+    assert output.read_bytes() == expected and not Path(f"{output}.unfinished").exists()
+
+
+# A run that is killed after a number of writes of vectors: half of the bytes of the last one are in the file.
+KILLED_AFTER = """
+import os, signal
+import numpy as np
+from modeling_elmo.run_scripts import embed
+from modeling_elmo.run_scripts.vectors import outputs
+
+left = {writes}
+
+def die(path, end):
+    with open(path, "rb+") as file:
+        file.seek(end)
+        file.write(b"half of a block")
+        file.flush()
+        os.kill(os.getpid(), signal.SIGKILL)
+
+for writer in (outputs.HDF5Writer, outputs.ParquetWriter):
+    def write(self, path, first, block, end, write=writer.write):
+        global left
+        if left is not None and (left := left - len(block.lines)) <= 0:
+            write(self, path, first, block._replace(vectors=[[a + 1 for a in each] for each in block.vectors]), end)
+            die(path, end) if isinstance(self, outputs.ParquetWriter) else os.kill(os.getpid(), signal.SIGKILL)
+        return write(self, path, first, block, end)
+    writer.write = write
+embed.main({flags!r})
+"""
 
 
 # Several processes
@@ -453,9 +520,11 @@ def test_a_full_disk(embedded, interrupted, monkeypatch):
 MODULE = ("-m", "modeling_elmo.run_scripts.embed")
 
 
-def num_parts(output):
-    """`Path.glob` would raise where the folder goes away meanwhile."""
-    return len(glob.glob("*.npz", root_dir=f"{output}.parts"))
+def num_blocks(output):
+    """Of the folder, which may go away meanwhile."""
+    with suppress(OSError), np.load(f"{output}.unfinished/progress.npz") as progress:
+        return len(progress["ends"])
+    return 0
 
 
 @pytest.fixture
@@ -482,7 +551,7 @@ def test_any_process_of_two_machines_may_be_killed_at_any_moment(
     flags = arguments_of({"model": model_dir, "output": output, "input": long_corpus, "batch_tokens": 32})
     for wanted in (*sorted(random.integers(0, 40, 4)), None):
         machines = [torchrun(launcher, *MODULE, *flags) for launcher in two_machines(2)]
-        while wanted is not None and num_parts(output) < wanted and all(each.poll() is None for each in machines):
+        while wanted is not None and num_blocks(output) < wanted and all(each.poll() is None for each in machines):
             time.sleep(0.002)
         if wanted is not None:
             time.sleep(random.uniform(0, 0.1))
@@ -495,19 +564,22 @@ def test_any_process_of_two_machines_may_be_killed_at_any_moment(
         if output.exists():
             break
     assert output.read_bytes() == of_one_process, messages
-    assert num_parts(output) == 0
+    assert num_blocks(output) == 0
 
 
 def test_processes_that_do_not_fit_together(tmp_path):
-    main, other = (outputs.PartsFolder(tmp_path / "v.hdf5", {"weights": each}, 16) for each in (0, 1))
-    with refused("v.hdf5.parts has other settings: weights 0, now 1"):
+    main, other = (outputs.UnfinishedOutput(tmp_path / "v.hdf5", None, {"weights": each}, 16) for each in (0, 1))
+    with refused("v.hdf5.unfinished has other settings: weights 0, now 1"):
         other.follow(main)
     other.settings = main.settings
-    with refused("v.hdf5: not all machines find .*parts. Pass a shared path", FileNotFoundError):
+    with refused("v.hdf5: not all machines find .*unfinished. Pass a shared path", FileNotFoundError):
         other.follow(main)
-    main.ends, other.ends = {0: 3, 3: 7}, {0: 3, 3: 6}
+
+
+def test_processes_that_read_different_lines(embedded, monkeypatch):
+    monkeypatch.setattr(embed, "values_of_all", lambda value, _: [value, value[1:] if type(value) is list else value])
     with refused("The processes read different lines"):
-        main.compare([main, other])
+        embedded(batch_tokens=4)
 
 
 # Several files
@@ -592,7 +664,7 @@ def test_mistakes(embedded, tmp_path, monkeypatch, options, message):
     write_lines(Path("number.jsonl"), ['{"text": ["a", 1]}'])
     with refused(message, (ValueError, OSError)):
         embedded(**options)
-    assert not list(tmp_path.glob("*.parts")) and not Path("v.hdf5").exists()
+    assert not list(tmp_path.glob("*.unfinished")) and not Path("v.hdf5").exists()
 
 
 def test_an_untrained_mix_is_told(embedded, tmp_path, caplog):
@@ -675,15 +747,15 @@ def test_states_run_on_from_batch_to_batch(batch_size, embedded, loaded, stream)
 def test_an_interruption_keeps_the_states(embedded, stream, monkeypatch):
     options = {"input": stream, "stateful": True, "batch_size": 2}
     whole = embedded("whole.hdf5", **options).read_bytes()
-    computed, blocks = embed.embed_block, []
+    computed, blocks = embed.compute_block, []
 
-    def stopped(lines, *arguments, **others):
-        blocks.append(lines)
+    def stopped(block, *arguments):
+        blocks.append(block.lines)
         if len(blocks) == 3:
             raise KeyboardInterrupt
-        return computed(lines, *arguments, **others)
+        return computed(block, *arguments)
 
-    monkeypatch.setattr(embed, "embed_block", stopped)
+    monkeypatch.setattr(embed, "compute_block", stopped)
     with pytest.raises(KeyboardInterrupt):
         embedded(**options)
     assert embedded(**options).read_bytes() == whole

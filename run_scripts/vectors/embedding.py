@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import groupby
-from typing import Any, Literal, get_args
+from typing import Any, Literal, NamedTuple, get_args
 
 import numpy as np
 import torch
@@ -23,6 +23,8 @@ BATCHES_PER_BLOCK = 4  # sorted by length together; more need more memory, and a
 LayerChoice = Literal["all", "top", "average", "sum", "mixed"]
 PoolingChoice = Literal["none", "mean", "max"]
 StoredDtype = Literal["float32", "float16"]  # the output formats have no bfloat16
+# MPS copies in the background from memory that may be freed before (pytorch issue 139550).
+WITHOUT_EVENTS = ("cpu", "mps")
 
 
 def embed_sentences(
@@ -53,9 +55,14 @@ def embed_sentences(
     lines = (to_line("", sentence, True, "word") for sentence in checked_sentences(sentences))
     if batch_tokens < 1:
         raise ValueError(f"batch_tokens is {batch_tokens}; pass a number of at least 1.")
-    for group in group_by_tokens(lines, BATCHES_PER_BLOCK * batch_tokens):
-        block = embed_block(group, model, tokenizer, layers, pooling, dtype, batch_tokens)
-        yield from zip(block.tokens, block.vectors, strict=True)
+    groups = group_by_tokens(lines, BATCHES_PER_BLOCK * batch_tokens)
+    if layers == "mixed":
+        batch_tokens = reproducible_batch_tokens(model, batch_tokens)
+    for group in groups:
+        encoded = encode_block(group, tokenizer, batch_tokens)
+        block = finish_block(compute_block(encoded, model, layers), pooling, dtype)
+        for words, vectors in zip(block.tokens, block.vectors, strict=True):
+            yield words, np.stack(vectors) if layers == "all" else vectors[0].copy()
 
 
 def check_choice(name: str, value: str, choices: Any):
@@ -64,44 +71,87 @@ def check_choice(name: str, value: str, choices: Any):
         raise ValueError(f"{name} is {value!r}; pass one of {', '.join(allowed)}.")
 
 
-@torch.inference_mode()
-def embed_block(
-    lines: list[InputLine],
-    model,
-    tokenizer,
-    layers: LayerChoice,
-    pooling: PoolingChoice,
-    dtype: StoredDtype,
-    batch_tokens: int,
-    states: tuple[Tensor, ...] | None = None,
-) -> VectorBlock:
-    """The vectors of some lines.
+class EncodedBlock(NamedTuple):
+    """Consecutive lines as the model reads them: the lines of each batch, by index, and its padded inputs."""
+
+    lines: list[InputLine]
+    tokens: list[list[str]]
+    batches: list[tuple[list[int], Any]]
+
+
+class ComputedBlock(NamedTuple):
+    """What a model returned for a block, and the event after which the values are there, if a device computes them.
+
+    Shape:
+        layers: for each batch the chosen layers, each `(batch, time, dim)`, on the CPU.
+    """
+
+    block: EncodedBlock
+    layers: list[list[Tensor]]
+    states: tuple[Tensor, ...]
+    is_there: torch.Event | None
+
+
+def encode_block(lines: list[InputLine], tokenizer, batch_tokens: int | None) -> EncodedBlock:
+    """The host's part of the work, which needs no model.
 
     Args:
-        states: what the block before left, `()` at first. Then the lines are one batch, whose rows continue its rows.
+        batch_tokens: `None` if the lines are one batch, in their order.
     """
-    if layers == "mixed" and states is None:
-        batch_tokens = reproducible_batch_tokens(model, batch_tokens)
     tokens, inputs = encode_lines(lines, tokenizer)
-    lengths = [len(encoding["input_ids"]) for encoding in inputs]
     batches = [list(range(len(lines)))]
-    if states is None:
+    if batch_tokens is not None:
+        lengths = [len(encoding["input_ids"]) for encoding in inputs]
         batches = list(length_sorted_batches(lengths, batch_tokens))
-    vectors = [np.empty(0)] * len(lines)
+    padded = []
     for batch in batches:
-        padded = tokenizer.pad([inputs[i] for i in batch], padding_side="right", return_tensors="pt")
-        output = model(**padded.to(model.device), initial_states=rows_of(states or (), len(batch)))
-        chosen = chosen_layers(output, layers).float().cpu().numpy()
-        for i, with_markers in zip(batch, chosen, strict=True):
-            of_words = with_markers[..., 1 : lengths[i] - 1, :]
+        rows = [inputs[i] for i in batch]
+        padded.append((batch, tokenizer.pad(rows, padding_side="right", return_tensors="pt")))
+    return EncodedBlock(lines, tokens, padded)
+
+
+@torch.inference_mode()
+def compute_block(
+    block: EncodedBlock, model, layers: LayerChoice, states: tuple[Tensor, ...] | None = None
+) -> ComputedBlock:
+    """Runs the model on all batches. An accelerator is only told to: the host does not wait for it.
+
+    Args:
+        states: what the block before left, `()` at first. Then the block is one batch, whose rows continue its rows.
+    """
+    found = []
+    for rows, inputs in block.batches:
+        output = model(**inputs, initial_states=rows_of(states or (), len(rows)))  # it moves ids that it needs
+        found.append([to_host(layer.float()) for layer in chosen_layers(output, layers)])
+    is_there = None
+    if model.device.type not in WITHOUT_EVENTS:
+        is_there = torch.Event(device=model.device)
+        is_there.record()
+    after = () if states is None else states_after(states, output.final_states)
+    return ComputedBlock(block, found, after, is_there)
+
+
+def to_host(tensor: Tensor) -> Tensor:
+    """A tensor on the CPU: at once, or from a device into pinned memory, where it is when an event later says so."""
+    return tensor.to("cpu", non_blocking=tensor.device.type not in WITHOUT_EVENTS)
+
+
+def finish_block(computed: ComputedBlock, pooling: PoolingChoice, dtype: StoredDtype) -> VectorBlock:
+    """Waits for the device, and takes the vectors of each line out of its batch."""
+    if computed.is_there is not None:
+        computed.is_there.synchronize()
+    lines, tokens, batches = computed.block
+    vectors: list[list[np.ndarray]] = [[]] * len(lines)
+    for (batch, _), layers in zip(batches, computed.layers, strict=True):
+        arrays = [layer.numpy() for layer in layers]
+        for row, i in enumerate(batch):
+            of_words = slice(1, 1 + len(tokens[i]))  # without the markers
             with np.errstate(over="ignore"):  # it is refused below
-                vectors[i] = pool_words(of_words, pooling).astype(dtype)
-            if not np.isfinite(vectors[i]).all():
+                vectors[i] = [pool_words(array[row, of_words], pooling).astype(dtype, copy=False) for array in arrays]
+            if not all(np.isfinite(array).all() for array in vectors[i]):
                 reason = f"Vectors of {lines[i].text!r:.80} are too large for {dtype}, or not numbers"
                 raise ValueError(f"{reason}; pass dtype float32, or another model.")
-    if states is None:
-        return VectorBlock(lines, tokens, vectors)
-    return VectorBlock(lines, tokens, vectors, states_after(states, output.final_states))
+    return VectorBlock(lines, tokens, vectors, computed.states)
 
 
 def states_after(before: tuple[Tensor, ...], final_states: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
@@ -153,18 +203,18 @@ def encode_lines(lines: list[InputLine], tokenizer) -> tuple[list[list[str]], li
     return tokens, inputs
 
 
-def chosen_layers(output, layers: LayerChoice) -> Tensor:
-    """Shape: `(batch, time, dim)`, for `"all"` `(batch, layers, time, dim)`."""
+def chosen_layers(output, layers: LayerChoice) -> Sequence[Tensor]:
+    """All layers, or one: each `(batch, time, dim)`."""
     if layers == "all":
-        return torch.stack(output.hidden_states, dim=1)
+        return output.hidden_states
     if layers == "top":
-        return output.last_hidden_state
+        return [output.last_hidden_state]
     if layers == "mixed":
-        return output.elmo_embeddings
+        return [output.elmo_embeddings]
     total = sum(output.hidden_states)
     if layers == "average":
         total /= len(output.hidden_states)
-    return total
+    return [total]
 
 
 def pool_words(vectors: np.ndarray, pooling: PoolingChoice) -> np.ndarray:

@@ -37,8 +37,8 @@ class InputLine(NamedTuple):
 
 def open_lines(
     arguments: TextArguments, patterns: Sequence[str], is_raw_text: bool, unit: LineUnit
-) -> tuple[Callable[[], Iterator[InputLine]], int | None]:
-    """A function that reads the lines of files or of `arguments.dataset`, and their number if it is known.
+) -> Callable[[], Iterator[InputLine]]:
+    """A function that reads the lines of files or of `arguments.dataset`.
 
     With `arguments.split_sentences`, it reads sentences, and there is none for a blank line.
     """
@@ -47,9 +47,7 @@ def open_lines(
     language = arguments.split_sentences
     check_language(language)
     if not patterns:
-        texts, total = dataset_texts(arguments)
-        if language is not None:
-            total = None
+        texts, _ = dataset_texts(arguments)
 
         def rows() -> Iterator[InputLine]:
             numbered: Iterable[tuple[int, Any]] = enumerate(texts())
@@ -61,7 +59,7 @@ def open_lines(
                     line = line._replace(file=arguments.dataset, number=row)
                 yield line
 
-        return rows, total
+        return rows
     refuse_unread(arguments, ("dataset_config", "split", "streaming"), "without --dataset; leave it out.")
     files = list(map(Path, files_of(patterns)))
     known = (*TEXT_SUFFIXES, *FASTA_SUFFIXES)
@@ -83,10 +81,15 @@ def open_lines(
     has_places = len(files) > 1 or language is not None
 
     def lines() -> Iterator[InputLine]:
+        files_of_names: dict[str, str] = {}
         for path in files:
             for number, line in file_lines(path):
                 if has_places:
                     line = line._replace(file=str(path), number=number)
+                if has_places and line.name is not None:
+                    other = files_of_names.setdefault(hdf5_name(line.name), str(path))
+                    if other != str(path):
+                        raise ValueError(f"{path}: {other} has the name {line.name!r:.60} too (/ is _); change it.")
                 yield line
 
     def file_lines(path: Path) -> Iterator[tuple[int, InputLine]]:
@@ -96,16 +99,7 @@ def open_lines(
         for number, text in text_sentences(path, arguments.text_column, language):
             yield number, to_line(f"{path}, line {number}", text, is_raw_text, unit)
 
-    # Reads all files once: a mistake in the last line shows now, not after hours.
-    total = 0
-    places = {}
-    for line in lines():
-        total += 1
-        if line.name is not None and line.file is not None:
-            other = places.setdefault(hdf5_name(line.name), line.file)
-            if other != line.file:
-                raise ValueError(f"{line.file}: {other} has the name {line.name!r:.60} too (/ is _); change it.")
-    return lines, total
+    return lines
 
 
 def to_line(where: str, value: Any, is_raw_text: bool, unit: LineUnit) -> InputLine:
