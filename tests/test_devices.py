@@ -504,7 +504,7 @@ def test_embedding(layers, tmp_path):
         embed.main([*options, "--output", str(output), "--device", device])
         with h5py.File(output) as file:
             vectors.append({name: torch.from_numpy(file[name][()]) for name in file if name.isdigit()})
-    assert len(vectors[0]) == 80
+    assert len(vectors[0]) == 40
     torch.testing.assert_close(vectors[1], vectors[0], rtol=1e-3, atol=1e-4)
 
 

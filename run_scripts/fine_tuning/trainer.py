@@ -14,12 +14,14 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from torch.optim.lr_scheduler import LRScheduler, StepLR
 from torch.utils.data import SequentialSampler
+from tqdm.auto import tqdm
 from transformers import PrinterCallback, ProgressCallback, Trainer, TrainerCallback, TrainerState, TrainingArguments
 from transformers.utils import is_torch_tf32_available, logging
 
 from ..cards.card import check_repository
 from ..program.command_line import option
 from ..program.files import sync, writing
+from ..program.forecast import Forecast
 from ..program.models import broken_weights
 from ..program.processes import check_processes, check_workers, computes_bfloat16, has_accelerator
 
@@ -220,6 +222,18 @@ def log_line(logs: dict[str, float]) -> str:
     return f"epoch {logs['epoch']:.4g}: {', '.join(figures)}"
 
 
+class ForecastLine(TrainerCallback):
+    """Says once when the training will end."""
+
+    def on_train_begin(self, args, state, control, **kwargs):
+        self.forecast = Forecast(args.max_steps, args.num_train_epochs)
+
+    def on_step_end(self, args, state, control, **kwargs):
+        forecast = self.forecast.after_step(state.global_step / state.max_steps, state.epoch)
+        if forecast and state.is_world_process_zero:
+            tqdm.write(forecast)
+
+
 class LogLines(ProgressCallback):
     """Trainer's progress with its log as text, and the loss beside the steps."""
 
@@ -261,6 +275,7 @@ class TaskTrainer(Trainer):
         stock, lines = (PrinterCallback, PlainLogLines) if args.disable_tqdm else (ProgressCallback, LogLines)
         self.remove_callback(stock)  # it prints dictionaries
         self.add_callback(lines)
+        self.add_callback(ForecastLine())
 
     def get_decay_parameter_names(self, model) -> list[str]:
         # Decay would pull gamma to 0. Trainer exempts only biases and layer norms.

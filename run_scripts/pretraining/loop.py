@@ -27,6 +27,7 @@ from modeling_elmo import ELMoForPreTraining, ELMoTokenizer
 from modeling_elmo.kernels.torch_state import is_sharded, to_device
 
 from ..program.command_line import option
+from ..program.forecast import Forecast
 from ..program.processes import check_workers
 from .batches import LMBatch, SentenceBatches, StreamWindows, batch_loader
 from .checkpoints import TRAINING_STATE, Checkpoints, Progress, load_state, on_main_process
@@ -198,6 +199,7 @@ class Pretraining:
         self.batches = self._batches()
         batches = iter(batch_loader(self.batches, self.arguments.dataloader_num_workers))
         self.log_start = time.perf_counter()
+        self.forecast = Forecast(self.arguments.max_steps, self.arguments.num_train_epochs)
         done, is_hidden = self.progress.step, not self.accelerator.is_main_process
         bar = tqdm(initial=done, total=self.num_steps, unit="step", disable=is_hidden, dynamic_ncols=True)
         with self.signal, bar:
@@ -306,14 +308,17 @@ class Pretraining:
         self.unlogged.append(torch.cat([torch.stack(losses).sum(0), norm[None]]))
 
     def _set_learning_rates(self):
-        """Sets them by the number of steps, or without --max_steps by the part of the text that has been read."""
-        done, arguments = float(self.progress.step), self.arguments
-        if arguments.max_steps <= 0:
-            done = self.num_steps * min(1.0, self.progress.epoch / arguments.num_train_epochs)
-        assert arguments.learning_rate is not None  # the options set a default
+        rate, done = self.arguments.learning_rate, self._steps_done()
+        assert rate is not None  # the options set a default
         for optimizer in self.optimizers:
             for group in optimizer.param_groups:
-                group["lr"] = arguments.learning_rate * self.rate_factor(done)
+                group["lr"] = rate * self.rate_factor(done)
+
+    def _steps_done(self) -> float:
+        """The number of steps, or without --max_steps their share by the part of the text that has been read."""
+        if self.arguments.max_steps > 0:
+            return float(self.progress.step)
+        return self.num_steps * min(1.0, self.progress.epoch / self.arguments.num_train_epochs)
 
     def _backward(self, batch: LMBatch, num_items: float, candidates, is_last: bool) -> Tensor:
         """Adds the gradient of a batch. Returns its losses `(3,)`: joint, forward, backward."""
@@ -334,6 +339,8 @@ class Pretraining:
     def _after_step(self, bar: tqdm) -> bool:
         """Logs and evaluates if it is time. Returns whether it is time for a checkpoint."""
         arguments, step = self.arguments, self.progress.step
+        if forecast := self.forecast.after_step(self._steps_done() / self.num_steps, self.progress.epoch):
+            self._print(forecast)
         if step % arguments.logging_steps == 0:
             self._log(bar)
         is_best = step % self.eval_steps == 0 and self._evaluate()

@@ -110,7 +110,7 @@ def encode_block(lines: list[InputLine], tokenizer, batch_tokens: int | None) ->
     return EncodedBlock(lines, tokens, padded)
 
 
-@torch.inference_mode()
+@torch.no_grad()
 def compute_block(
     block: EncodedBlock, model, layers: LayerChoice, states: tuple[Tensor, ...] | None = None
 ) -> ComputedBlock:
