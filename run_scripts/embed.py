@@ -20,8 +20,9 @@ The model is stateless: a sentence has the same vectors wherever it stands. `--s
 `ElmoEmbedder` of 2018, which carried states from each row of a batch to the same row of the next. With `--batch_size
 1`, they equal the vectors of bilm-tf's `dump_bilm_embeddings`.
 
-An interrupted run loses at most one block of lines: run the same command again. Memory does not grow with the corpus,
-except for `sentence_to_index` (see `--forget_sentences`).
+An interrupted run loses at most one block of lines, and a killed one also the block that it was writing: run the same
+command again. Memory grows with the corpus by four bytes per line, and for `sentence_to_index` (see
+`--forget_sentences`).
 
 Several processes share the work, with one device each or on the CPU, and write the same file as one process. On several
 machines, all paths must be on a file system that the machines share:
@@ -34,7 +35,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -70,7 +71,7 @@ from modeling_elmo.run_scripts.vectors.outputs import (
 from modeling_elmo.run_scripts.vectors.pace import Pace, check_room, in_words
 
 logger = logging.get_logger(__name__)
-T = TypeVar("T")
+NumberedBlock = tuple[int, int, EncodedBlock]  # with its number and that of its first line
 
 
 @dataclass(kw_only=True)
@@ -114,8 +115,8 @@ def main(arguments: list[str] | None = None) -> Path:
         parsed.model, parsed.device, parsed.trust_remote_code, parsed.compute_dtype
     )
     warn_of_untrained_mix(parsed, model)
-    shape = entry_shape(parsed, model)
-    output = unfinished_output(parsed, model, make_writer(shape, not parsed.forget_sentences))
+    writer = make_writer(entry_shape(parsed, model), not parsed.forget_sentences)
+    output = unfinished_output(parsed, model, writer)
     processes, index = join_processes()
     if parsed.stateful and processes > 1:
         raise ValueError("--stateful reads the sentences in order: start one process.")
@@ -133,10 +134,10 @@ def main(arguments: list[str] | None = None) -> Path:
         if is_main:
             size = output.writer.size(plan)
             check_room(output.output, output.folder, size, output.num_bytes_written)
-            print(f"{parsed.output}: {len(plan.tokens):,} lines, {plan.num_tokens:,} tokens, about {in_words(size)}")
+            print(f"{parsed.output}: {len(plan.tokens):,} lines, {plan.num_tokens:,} tokens, at most {in_words(size)}")
             output.begin(plan, lines())
         output.ends = values_of_all(output.ends, processes)[0]
-        embed_lines(parsed, output, plan, lines(), model, tokenizer, processes, index, shape)
+        embed_lines(parsed, output, plan, lines(), model, tokenizer, processes, index)
         if is_main:
             output.complete()
         values_of_all(None, processes)  # the launcher may stop the others when one process ends
@@ -186,7 +187,6 @@ def embed_lines(
     tokenizer: Any,
     processes: int,
     index: int,
-    shape: EntryShape,
 ):
     """Computes the share of this process, every n-th block on each of n processes, and writes it.
 
@@ -197,7 +197,7 @@ def embed_lines(
         batch_tokens = reproducible_batch_tokens(model, batch_tokens)
     states: tuple[Tensor, ...] | None = output.states if parsed.stateful else None
 
-    def encoded() -> Iterator[tuple[int, int, EncodedBlock]]:
+    def encoded() -> Iterator[NumberedBlock]:
         first = 0
         for number, block in enumerate(output.blocks(lines)):
             if number >= num_finished and number % processes == index:
@@ -206,12 +206,14 @@ def embed_lines(
 
     def write(number: int, first: int, computed: ComputedBlock):
         block = finish_block(computed, parsed.pooling, parsed.dtype)
+        if [*map(len, block.tokens)] != plan.tokens[first : first + len(block.lines)].tolist():
+            raise ValueError(f"Lines from {first + 1} on have changed since this run began. Run the command again.")
         output.append(number, first, block, processes)
 
     num_finished = len(output.ends)
     written: Future | None = None
     with (
-        Pace(output.output.name, plan, shape, num_finished, is_shown=index == 0) as pace,
+        Pace(output.output.name, plan, output.writer.shape, num_finished, is_shown=index == 0) as pace,
         ThreadPoolExecutor(1) as encoder,
         ThreadPoolExecutor(1) as writer,
     ):
@@ -229,12 +231,12 @@ def embed_lines(
         pace.show(len(plan.blocks))
 
 
-def ahead(items: Iterator[T], executor: ThreadPoolExecutor) -> Iterator[T]:
-    """The same items. The executor makes the next one while the caller works with one."""
-    coming = executor.submit(next, items, None)
-    while (item := coming.result()) is not None:
-        coming = executor.submit(next, items, None)
-        yield item
+def ahead(blocks: Iterator[NumberedBlock], executor: ThreadPoolExecutor) -> Iterator[NumberedBlock]:
+    """The same blocks. The executor makes the next one while the caller works with one."""
+    coming = executor.submit(next, blocks, None)
+    while (block := coming.result()) is not None:
+        coming = executor.submit(next, blocks, None)
+        yield block
 
 
 if __name__ == "__main__":

@@ -582,6 +582,18 @@ def test_processes_that_read_different_lines(embedded, monkeypatch):
         embedded(batch_tokens=4)
 
 
+def test_an_input_that_changes_during_the_run(embedded, tmp_path, monkeypatch):
+    begin = outputs.UnfinishedOutput.begin
+
+    def change(*arguments):
+        begin(*arguments)
+        write_lines(tmp_path / "corpus.txt", [*LINES[:-1], "They play"])
+
+    monkeypatch.setattr(outputs.UnfinishedOutput, "begin", change)
+    with refused("Lines from 9 on have changed since this run began"):
+        embedded(batch_tokens=4)
+
+
 # Several files
 
 

@@ -9,7 +9,7 @@ from transformers import TrainerControl, TrainerState
 
 from modeling_elmo.run_scripts.fine_tuning.trainer import ForecastLine, TaskTrainingArguments
 from modeling_elmo.run_scripts.program import forecast
-from modeling_elmo.run_scripts.program.forecast import Forecast, clock, in_words
+from modeling_elmo.run_scripts.program.forecast import Forecast, clock, duration
 
 
 class Clock:
@@ -69,7 +69,7 @@ def test_of_steps_without_passes(time):
     [(1, "1 s"), (99, "99 s"), (100, "2 min"), (3480, "58 min"), (9000, "2.5 h"), (200_000, "2.3 days")],
 )
 def test_durations(seconds, words):
-    assert in_words(seconds) == words
+    assert duration(seconds) == words
 
 
 def test_a_time_of_today_has_no_day():

@@ -38,11 +38,11 @@ class Forecast:
         rest = timedelta(seconds=seconds / shares * (1 - share))
         text = f"{self.end} at {clock(datetime.now() + rest)}"
         if passes_read > 0:
-            text = f"one pass takes {in_words(seconds / passes_read)}; {text}"
+            text = f"one pass takes {duration(seconds / passes_read)}; {text}"
         return text
 
 
-def in_words(seconds: float) -> str:
+def duration(seconds: float) -> str:
     """A duration, such as `58 min`."""
     if seconds < 99.5:
         return f"{seconds:.0f} s"

@@ -48,8 +48,9 @@ from ..program.files import digest, read_json, sync_file, sync_folder
 from ..program.processes import values_of_all
 from .lines import InputLine, group_by_tokens, hdf5_name
 
-# Bytes of an entry beside its vectors and its text: in HDF5 a header and a place in the index, measured.
-HDF5_ENTRY, PARQUET_ENTRY = 1100, 100
+# Most bytes of an entry beside its vectors and its text, as measured: in HDF5 its header and its place in the tables of
+# the file, and its number in `sentence_to_index`. A whole file has some more.
+HDF5_ENTRY, HDF5_NUMBER, PARQUET_ENTRY, ANY_FILE = 1150, 24, 100, 10_000
 # Vectors take four fifths of the room that they take with snappy and a dictionary, in less time.
 ZSTD: dict[str, Any] = {"compression": "zstd", "compression_level": 1}
 
@@ -91,10 +92,12 @@ class LinePlan:
     blocks: list[tuple[int, str]] = field(default_factory=list)  # the number of lines, and a digest of them
     tokens: array = field(default_factory=lambda: array("I"))  # of each line
     text_bytes: int = 0
+    has_names: bool = False  # the lines are records of FASTA
 
     def add(self, lines: list[InputLine], tokens: list[int]):
         self.blocks.append((len(lines), digest([json.dumps(lines).encode()])))
         self.tokens.extend(tokens)
+        self.has_names = lines[0].name is not None
         self.text_bytes += sum(len(line.text.encode("utf-8", "replace")) for line in lines)
 
     @property
@@ -105,8 +108,10 @@ class LinePlan:
 class OutputWriter(Protocol):
     """Writes a file in blocks. It need not be on the disk when `write` returns."""
 
+    shape: EntryShape
+
     def size(self, plan: LinePlan) -> int:
-        """About the bytes of the file."""
+        """The most bytes that the file will have."""
 
     def begin(self, path: Path, plan: LinePlan, lines: Iterator[InputLine]): ...
 
@@ -279,9 +284,12 @@ class HDF5Writer:
         self.keep_sentences = keep_sentences
 
     def size(self, plan: LinePlan) -> int:
-        vectors = self.shape.num_bytes(plan.num_tokens, len(plan.tokens))
-        entries = 1 if self.shape.is_pooled else len(plan.tokens)
-        return vectors + HDF5_ENTRY * entries + (plan.text_bytes if self.keep_sentences else 0)
+        lines = len(plan.tokens)
+        entries = 1 if self.shape.is_pooled and not plan.has_names else lines
+        size = self.shape.num_bytes(plan.num_tokens, lines) + HDF5_ENTRY * entries + ANY_FILE
+        if self.keep_sentences:
+            size += 2 * plan.text_bytes + HDF5_NUMBER * lines  # JSON has letters of three bytes as `\\u1234`
+        return size
 
     def begin(self, path: Path, plan: LinePlan, lines: Iterator[InputLine]):
         import h5py
@@ -328,7 +336,7 @@ class HDF5Writer:
                 if place is not None:  # which no blank line has
                     file.seek(place)
                     for layer in vectors:
-                        file.write(np.ascontiguousarray(layer))
+                        file.write(np.ascontiguousarray(layer).data)
         return path.stat().st_size
 
     def _places(self, path: Path, first: int, block: VectorBlock) -> list[int | None]:
@@ -354,8 +362,9 @@ class ParquetWriter:
         self.shape = shape
 
     def size(self, plan: LinePlan) -> int:
-        vectors = self.shape.num_bytes(plan.num_tokens, len(plan.tokens))
-        return vectors + PARQUET_ENTRY * len(plan.tokens) + 2 * plan.text_bytes  # with the tokens
+        lines = len(plan.tokens)
+        size = self.shape.num_bytes(plan.num_tokens, lines) + PARQUET_ENTRY * lines + ANY_FILE
+        return size + 2 * plan.text_bytes  # with the tokens
 
     def begin(self, path: Path, plan: LinePlan, lines: Iterator[InputLine]):
         path.touch()

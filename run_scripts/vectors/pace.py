@@ -34,7 +34,7 @@ def check_room(output: Path, folder: Path, size: int, written: int):
     if needed > room:
         rest = "more " if written else ""
         raise OSError(
-            f"--output {output} needs {in_words(needed)} {rest}of room, and its disk has {in_words(room)}. Pass "
+            f"--output {output} needs up to {in_words(needed)} {rest}of room, and its disk has {in_words(room)}. Pass "
             f"another place: {SMALLER}"
         )
 
