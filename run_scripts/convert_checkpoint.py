@@ -111,6 +111,8 @@ def main(arguments: list[str] | None = None):
             "arrays": len(originals),
             "equal_arrays": sum(name in again and torch.equal(originals[name], again[name]) for name in originals),
         }
+        if notes := found.report(output_dir.resolve().name):
+            record["notes"] = notes
         write_result(folder, "conversion", record)
         write_card_facts(folder, parsed)
         write_bilm_card(folder, output_dir.resolve().name)

@@ -424,9 +424,15 @@ class Evil:
 
 
 def test_code_in_weights_does_not_run(tmp_path):
-    for number, content in enumerate((saved({"a": Evil()}), pickle.dumps(Evil()))):
+    for number, (content, advice) in enumerate(
+        [
+            (saved({"a": Evil()}), r" \(exec\). Pass a file with the `state_dict\(\)` of its model"),
+            (saved(torch.nn.Linear(2, 2)), r" \(torch.nn.modules.linear.Linear\). Pass a file with the `state_dict"),
+            (pickle.dumps(Evil()), ". Pass another copy"),
+        ]
+    ):
         path = write(tmp_path / str(number), {}, **{"weights.th": content}) / "weights.th"
-        with refused(r"weights.th is damaged, or contains more than tensors( \(exec\))?. Pass another copy"):
+        with refused(f"weights.th is damaged, or contains more than tensors{advice}"):
             found(path, tmp_path).load("moses")
 
 
@@ -486,7 +492,9 @@ def test_the_program(tmp_path, capsys):
         "Files not read: vocabulary/labels.txt, ",
     ):
         assert text in printed
-    assert "37 of 37 arrays equal the original arrays bit for bit" in (output / "README.md").read_text("utf-8")
+    card = (output / "README.md").read_text("utf-8")
+    assert "37 of 37 arrays equal the original arrays bit for bit" in card
+    assert "\n- scalar_mix is \\_elmo.scalar_mix_0: layers " in card and str(tmp_path) not in card
     for option in ("--vocabulary", "--softmax", "--step"):
         with refused(f"{option} 4 has no effect because .* is a task model of AllenNLP; leave it out"):
             main(["--weights", str(SRL / "model.tar.gz"), "--output_dir", str(tmp_path / "x"), option, "4"])

@@ -109,6 +109,12 @@ def test_a_zip_archive_with_the_name_of_a_tar(tmp_path, scratch):
     assert files.fetch(tmp_path / "weights.th", scratch) == tmp_path / "weights.th"
 
 
+@WITH_PIPES_AND_SIGNALS
+def test_a_pipe_is_not_read_to_know_what_it_is(tmp_path, scratch):
+    os.mkfifo(tmp_path / "words")
+    assert files.fetch(tmp_path / "words", scratch) == tmp_path / "words"
+
+
 @pytest.mark.parametrize("format", [tarfile.GNU_FORMAT, tarfile.PAX_FORMAT])
 def test_a_tar_writes_only_into_its_folder(tmp_path, scratch, format):
     secret = make(tmp_path / "secret.txt", b"secret")

@@ -72,7 +72,7 @@ def fetch(reference: str | Path, scratch: Path) -> Path:
         raise FileNotFoundError(
             f"{reference} does not exist; pass a file, a folder, a .zip, a .tar.gz or hf://user/repo/path."
         )
-    if path.is_dir():
+    if not path.is_file():  # a folder, or a pipe, which can be read only once
         return path
     is_tar = _is_tar(path)
     if not is_tar and not ARCHIVE_NAME.fullmatch(path.name):
@@ -311,9 +311,10 @@ def load_pickle(path: Path) -> Any:
         try:
             return torch.load(file, map_location="cpu", weights_only=True)
         except damage as error:  # whose message advises to run the code in the file
-            code = re.search(r"GLOBAL ([\w.]+)", str(error))
-            more = f" ({code[1]})" if code else ""
-            raise ValueError(f"{path} is damaged, or contains more than tensors{more}. Pass another copy.") from error
+            damaged = f"{path} is damaged, or contains more than tensors"
+            if code := re.search(r"GLOBAL ([\w.]+)", str(error)):
+                raise ValueError(f"{damaged} ({code[1]}). Pass a file with the `state_dict()` of its model.") from error
+            raise ValueError(f"{damaged}. Pass another copy.") from error
 
 
 def is_array(item: Any) -> bool:
