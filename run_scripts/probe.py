@@ -11,17 +11,20 @@ sentences of each text, and `--vectors FOLDER` reads that program's vectors. `--
 word.
 """
 
+import warnings
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import chain
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from sklearn.exceptions import ConvergenceWarning
 from sklearn.linear_model import LogisticRegression
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
 from tqdm.auto import tqdm
+from transformers.utils import logging
 
 from modeling_elmo.run_scripts.cards.tables import probe_table
 from modeling_elmo.run_scripts.fine_tuning.metrics import tagging_scores
@@ -30,7 +33,9 @@ from modeling_elmo.run_scripts.program.command_line import ProgramParser, run
 from modeling_elmo.run_scripts.program.files import write_json
 from modeling_elmo.run_scripts.vectors.layer_sources import LayerSourceArguments, layer_sources, write_sentences
 
-MAX_ITERATIONS = 300  # of L-BFGS; parts of speech converge in 100 to 200
+logger = logging.get_logger(__name__)
+
+MAX_ITERATIONS = 1000  # of L-BFGS; parts of speech converge in 100 to 200
 
 WordTags = dict[str, list[list[str]]]  # of each sentence, by split
 
@@ -41,25 +46,29 @@ def main(arguments: list[str] | None = None) -> dict[str, Any]:
     task = Tagging.read(data_arguments)
     task.check_splits()
     words = {split: list(rows["tokens"]) for split, rows in task.data.items()}
-    tags = {split: list(rows["tags"]) for split, rows in task.data.items()}
+    places = {split: list(map(task.tagged_words, rows["tags"])) for split, rows in task.data.items()}
+    tags = {split: chosen(rows["tags"], places[split]) for split, rows in task.data.items()}
     files = {split: getattr(data_arguments, f"{split}_file") or split for split in words}
     if parsed.write_sentences:
         return write_sentences(parsed.write_sentences, files, words)
     known = set(chain.from_iterable(tags["train"]))
     if len(known) < 2:
         raise ValueError(f"{files['train']} has only the tag {known.pop()!r}; a probe needs two. Pass more text.")
-    predicted = {"most frequent tag": most_frequent_tags(words, tags)}
+    tagged = {split: chosen(words[split], places[split]) for split in words}
+    predicted = {"most frequent tag": most_frequent_tags(tagged, tags)}
     for source in layer_sources(parsed, files):
         layers = {}  # `(layers, words, width)` of all words of a split
         for split, sentences in words.items():
-            vectors = [np.asarray(vectors, np.float32) for vectors in source.read(sentences, files[split])]
+            vectors = []
+            for of_sentence, of_words in zip(source.read(sentences, files[split]), places[split], strict=True):
+                vectors.append(np.asarray(of_sentence, np.float32)[:, of_words])
             layers[split] = np.concatenate(vectors, 1)
         names = source.names(len(layers["train"]))
         for number, name in enumerate(tqdm(names, desc="Training probes", unit="layer")):
-            predicted[name] = probe_layer({split: layers[split][number] for split in layers}, tags)
+            predicted[name] = probe_layer({split: layers[split][number] for split in layers}, tags, name)
     result: dict[str, Any] = {"metric": task.metric}
     for split in words:
-        result[split] = describe(files[split], words[split])
+        result[split] = describe(files[split], tagged[split])
         if split != "train":
             result[split]["scores"] = {
                 name: tagging_scores(tags_of_splits[split], tags[split], task.has_entities)
@@ -71,11 +80,16 @@ def main(arguments: list[str] | None = None) -> dict[str, Any]:
     return result
 
 
+def chosen(sentences: Iterable[Sequence[str]], places: Iterable[Sequence[int]]) -> list[list[str]]:
+    """The items of each sentence at these places: its words with a tag, for example."""
+    return [[items[place] for place in of_words] for items, of_words in zip(sentences, places, strict=True)]
+
+
 def describe(file: str, sentences: list[list[str]]) -> dict[str, Any]:
     return {"file": Path(file).name, "sentences": len(sentences), "words": sum(map(len, sentences))}
 
 
-def probe_layer(vectors: Mapping[str, np.ndarray], tags: WordTags) -> WordTags:
+def probe_layer(vectors: Mapping[str, np.ndarray], tags: WordTags, name: str = "the layer") -> WordTags:
     """The tags that a probe of one layer predicts for all splits but `train` (Peters et al. 2018, section 5.3).
 
     The probe is multinomial logistic regression on standardized vectors, with scikit-learn's L2 penalty of strength 1,
@@ -84,9 +98,17 @@ def probe_layer(vectors: Mapping[str, np.ndarray], tags: WordTags) -> WordTags:
     Args:
         vectors: `(words, width)` of each split.
         tags: gold tags of each split, whose sentences divide the words.
+        name: of the layer, for a warning that the probe was stopped before it had converged.
     """
     probe = make_pipeline(StandardScaler(), LogisticRegression(max_iter=MAX_ITERATIONS))
-    probe.fit(vectors["train"], list(chain.from_iterable(tags["train"])))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", ConvergenceWarning)  # which names scikit-learn's options
+        probe.fit(vectors["train"], list(chain.from_iterable(tags["train"])))
+    if probe[-1].n_iter_.max() >= MAX_ITERATIONS:
+        logger.warning(
+            f"The probe of {name} was stopped after {MAX_ITERATIONS:,} iterations, before it had converged. Its "
+            "scores are approximate: make nothing of small differences from other layers."
+        )
     return {split: divided(tags[split], probe.predict(vectors[split])) for split in tags if split != "train"}
 
 

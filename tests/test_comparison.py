@@ -99,7 +99,7 @@ def test_entities_are_counted_as_they_are_scored():
 
 
 def test_a_tag_is_an_item_of_one_word():
-    assert paired(tag_items(["a", "b"], ["X", "Y"]), tag_items(["a", "b"], ["X", "Z"])) == [
+    assert paired(*(tag_items(["a", "b", "c"], [*tags, "Z"], [0, 1]) for tags in ("XY", "XZ"))) == [
         Pair("right", "X", "X", "a"),
         Pair("other class", "Y", "Z", "b"),
     ]

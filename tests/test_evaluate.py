@@ -40,12 +40,13 @@ def rows_of(path: Path, rows: list[dict]) -> Path:
 
 
 def word_shapes(folder: Path) -> dict[str, Path]:
-    """Files with a tag for each word that marks no entity."""
+    """Files with tags that mark no entities; signs have none."""
     files = {}
     for split, name in (("train", "train"), ("validation", "dev"), ("test", "test")):
         lines = []
         for words, _ in sentences_of(TASKS / f"wnut17_{name}.conll"):
-            lines += [f"{word}\t{'UPPER' if word[0].isupper() else 'lower'}" for word in words] + [""]
+            tags = [("UPPER" if word[0].isupper() else "lower") if word[0].isalpha() else "_" for word in words]
+            lines += [f"{word}\t{tag}" for word, tag in zip(words, tags, strict=True)] + [""]
         files[f"{split}_file"] = written(folder / f"shapes_{name}.conll", "\n".join(lines) + "\n")
     return files
 
@@ -180,7 +181,8 @@ def test_classes_are_scored_as_scikit_learn_scores_them(kind, trained, tmp_path)
     model, files = trained(kind)
     found, predictions = evaluated(tmp_path, model, files["test_file"])
     if kind == "tags":
-        gold, predicted = flat(predictions, "tags", "predicted")
+        pairs = zip(*flat(predictions, "tags", "predicted"), strict=True)
+        gold, predicted = zip(*[pair for pair in pairs if pair[0] != "_"], strict=True)
     else:
         gold, predicted = ([row[name] for row in predictions] for name in ("label", "predicted"))
     report = sklearn.metrics.classification_report(gold, predicted, output_dict=True, zero_division=0)

@@ -140,3 +140,30 @@ def test_mistakes(folder, files, tmp_path):
     ):
         with refused(message, (ValueError, FileExistsError)):
             probe.main(arguments)
+
+
+def test_words_without_a_tag_are_left_out(files, tmp_path, caplog):
+    """The classifier sees the vectors of the other words, which stand in their sentences."""
+    draw, names = np.random.default_rng(0), ["ADJ", "ADV", "DET", "NOUN", "VERB"]
+    for path in files.values():
+        lines = path.read_text("utf-8").replace("the\tDET", "the\t_")
+        written(path, lines)
+        with h5py.File(path.with_suffix(".hdf5"), "w") as arrays:
+            for number, block in enumerate(lines.split("\n\n")):
+                tags = [line.split("\t")[1] for line in block.split("\n") if line]
+                known = np.array([np.eye(5)[names.index(tag)] if tag != "_" else draw.normal(size=5) for tag in tags])
+                arrays[str(number)] = known[None]
+    found = probe.main(["--vectors", str(tmp_path), *options(files)])
+    tagged = [line for line in files["test"].read_text("utf-8").splitlines() if line and not line.endswith("_")]
+    assert found["test"]["words"] == len(tagged)
+    scores = found["test"]["scores"]["vectors"]
+    assert scores["accuracy"] == 1 and "_" not in scores["per_type"] and "DET" not in scores["per_type"]
+    assert "words have the tag _, which is none" in caplog.text
+
+
+def test_a_probe_that_does_not_converge_is_told(monkeypatch, caplog, recwarn):
+    monkeypatch.setattr(probe, "MAX_ITERATIONS", 2)
+    vectors = np.random.default_rng(0).normal(size=(50, 9))
+    probe_layer({"train": vectors}, {"train": [[str(number % 3)] for number in range(50)]}, "biLSTM 2")
+    assert "The probe of biLSTM 2 was stopped after 2 iterations, before it had converged." in caplog.text
+    assert not recwarn.list

@@ -197,3 +197,70 @@ def test_markers_and_padding_are_not_scored():
     output = SplitOutput(logits, labels, examples, None)
     assert task.scores(task.predictions(output)) == tagging_scores(predicted, gold, are_entities=True)
     assert [row["predicted"] for row in task.predictions(output)] == predicted
+
+
+# Tags in the wild
+
+
+def conllu(*tags: str) -> str:
+    return "".join(f"{place}\tw{place}\t_\t{tag}\t_\t_\t0\t_\t_\t_\n" for place, tag in enumerate(tags, 1)) + "\n"
+
+
+def test_a_word_without_a_tag_is_neither_learned_nor_scored(tmp_path, caplog):
+    """Treebanks have _ where a part of speech is unknown, in any split."""
+    train = written(tmp_path / "train.conllu", conllu("NOUN", "_", "VERB") + conllu("_", "_"))
+    test = written(tmp_path / "test.conllu", conllu("_", "NOUN", "VERB"))
+    task = Tagging.read(TaggingArguments(train_file=str(train), test_file=str(test)))
+    assert (task.labels, task.metric) == (["NOUN", "VERB"], "accuracy")
+    assert caplog.messages == [
+        "train: 3 words have the tag _, which is none. They are not learned and not scored.",
+        "test: 1 words have the tag _, which is none. They are not learned and not scored.",
+    ]
+    splits = task.encode_splits(ELMoTokenizer())
+    assert splits["train"]["labels"][:] == [[-100, 0, -100, 1, -100], [-100] * 4]
+    logits = np.zeros((1, 5, 2))
+    logits[0, [1, 2, 3], [1, 0, 0]] = 1
+    (record,) = task.predictions(SplitOutput(logits, None, task.data["test"], None))
+    assert record["predicted"] == ["VERB", "NOUN", "NOUN"] and record["tags"] == ["_", "NOUN", "VERB"]
+    scores = task.scores([record])
+    assert scores["accuracy"] == 0.5 and set(scores["per_type"]) == {"NOUN", "VERB"}
+    pairs = task.compare(task.data["test"][0], record).pairs
+    assert [(pair.kind, pair.text) for pair in pairs] == [("right", "w2"), ("other class", "w3")]
+
+
+def test_words_without_any_tag_cannot_be_learned(tmp_path):
+    train = written(tmp_path / "train.conllu", conllu("_", "_"))
+    with pytest.raises(ValueError, match="No row of the split 'train' has tags"):
+        Tagging.read(TaggingArguments(train_file=str(train)))
+
+
+def test_an_underline_beside_entities_is_a_tag(tmp_path, caplog):
+    """Some files write it for O, so that it is named, and no word is lost."""
+    train = written(tmp_path / "train.conll", "Ana B-PER\nsaw _\nBo B-PER\n")
+    task = Tagging.read(TaggingArguments(train_file=str(train)))
+    assert task.labels == ["B-PER", "_"] and "'_' are not BIO tags" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("tags", "told"),
+    [
+        ("o b-PER i-PER o", "as BIO in small letters: 'b-PER'"),
+        ("O b-PER i-PER O", "as BIO in small letters: 'b-PER'"),
+        ("(PER* *) * (LOC)", "as columns of brackets: '(PER*'"),
+        ("* (PER*) *", "as columns of brackets: '(PER*)'"),
+        ("O O O PER creative-work", "as types alone: 'PER'"),
+        ("O O O PER", "as types alone: 'PER'"),
+        ("N V O O O ^ !", None),  # O is a pronoun in tweets
+        ("O NN NN VB", None),
+        ("( NN ) * . ''", None),
+        ("DT NN s-x", None),
+        ("O O O , NN", None),
+    ],
+)
+def test_tags_that_may_mark_entities_are_told(tmp_path, caplog, tags, told):
+    path = written(tmp_path / "train.conll", "".join(f"x {tag}\n" for tag in tags.split()))
+    task = Tagging.read(TaggingArguments(train_file=str(path)))
+    messages = [message for message in caplog.messages if "may mark entities" in message]
+    assert task.metric == "accuracy" and len(messages) == (told is not None)
+    if told:
+        assert messages[0].startswith(f"{path}: the tags may mark entities, {told}. They are learned as tags of words")

@@ -253,11 +253,11 @@ def class_name(
     return str(value)
 
 
-def training_labels(splits: DatasetDict, column: str) -> list[str]:
-    """The labels or tags of the training data, sorted, with `O` first."""
+def training_labels(splits: DatasetDict, column: str, ignored: Iterable[str] = ()) -> list[str]:
+    """The labels or tags of the training data but for the ignored ones, sorted, with `O` first."""
     if "train" not in splits:
         raise ValueError(f"The labels come from the split 'train', but there are only {list(splits)}; pass it too.")
-    labels = sorted({name for _, name in row_labels(splits["train"], column)})
+    labels = sorted({name for _, name in row_labels(splits["train"], column)}.difference(ignored))
     if not labels:
         raise ValueError(f"No row of the split 'train' has {column}; pass training data with two or more.")
     if "O" in labels:
@@ -266,11 +266,11 @@ def training_labels(splits: DatasetDict, column: str) -> list[str]:
     return labels
 
 
-def scored_labels(splits: DatasetDict, column: str) -> list[str]:
+def scored_labels(splits: DatasetDict, column: str, ignored: Iterable[str] = ()) -> list[str]:
     """The same, with a warning about other labels in other splits, which the scores count as errors."""
-    labels = training_labels(splits, column)
+    labels = training_labels(splits, column, ignored)
     for split, data in splits.items():
-        unknown_labels(data, column, labels, f"Split {split!r}", "'train'")
+        unknown_labels(data, column, [*labels, *ignored], f"Split {split!r}", "'train'")
     return labels
 
 

@@ -6,7 +6,7 @@ unknown; `predicate_kind`, one of `KINDS`, "" in a file without tags; `predicate
 B-V at the predicate's first word.
 
 In the columns, every word has a line, and every predicate a column of brackets: `(ARG0*`, `*`, `*)`, `(V*)`. Roles are
-read as they are written (ARG0, A0). They never nest in one column.
+read as they are written (ARG0, A0). Roles that nest in one column, of which OntoNotes has some, are refused.
 
 - propbank: sentence id, index of the word from 0, word, part of speech, lemma of a predicate or -, its roleset or -,
   the predicates' columns; separated by tabs.

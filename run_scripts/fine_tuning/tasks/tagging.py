@@ -3,6 +3,8 @@
 A row of the data has the `tokens` of a sentence and their `tags`, lists of strings of equal length.
 """
 
+import re
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -27,6 +29,7 @@ from ..data import (
     check_cell,
     class_name,
     continues,
+    row_labels,
     scored_labels,
     sentence_of,
     split_sources,
@@ -37,6 +40,10 @@ from ..task import Batch, Record, SavedHead, SplitOutput, Task, label_config, ri
 
 logger = logging.get_logger(__name__)
 
+UNTAGGED = "_"  # of CoNLL-U
+SMALL_BIO = re.compile("[besilum]-.+")
+BRACKET = re.compile(r"\([^\W\d_][^()*]*(\*\)?|\))")  # (PER*, (PER*) or (PER)
+BARE_TYPE = re.compile(r"[^\W\d_]{2,}([-_./]\w+)*")  # PER or creative-work
 TAG_COLUMNS = (DEFAULT_TAGS, "ner_tags", "pos_tags", "upos", "labels")
 TAGGING_FEATURES = Features(tokens=[Value("string")], tags=[Value("string")])
 SCHEME_LETTERS = {"iob1": "BI", "iobes": "BIESLUM"}  # BILOU has L and U for E and S, BMES has M for I
@@ -80,7 +87,8 @@ class TaggingArguments(TaggingDataArguments):
 class Tagging(Task):
     """The paper's named entities (section 4) and other tags: biLSTMs and a CRF over `[x_k; ELMo_k]`.
 
-    Tags that mark entities, such as BIO, are scored by the F1 of entities, other tags by accuracy.
+    Tags that mark entities, such as BIO, are scored by the F1 of entities, other tags by accuracy. Among other tags,
+    `_` is none, as in CoNLL-U: such words are neither learned nor scored.
     """
 
     model_class = ELMoForTokenClassification
@@ -103,20 +111,40 @@ class Tagging(Task):
         return data
 
     def prepare(self, data: DatasetDict):
-        self._set_labels(scored_labels(data, "tags"))
+        counts = Counter(tag for _, tag in row_labels(data["train"], "tags")) if "train" in data else Counter()
+        tags = {*counts} - {UNTAGGED}
+        self.ignored = () if tags and marks_entities(tags) else (UNTAGGED,)
+        self._set_labels(scored_labels(data, "tags", self.ignored))
+        self._tell_untagged(data)
+        place = self.arguments.train_file or "The training data"
         if others := tags_that_are_not_bio(self.labels):
             scored = "" if self.has_entities else ", and all tags are scored by accuracy"
             logger.warning(
-                f"{self.arguments.train_file or 'The training data'}: {others} are not BIO tags (B-PER, I-PER), and "
-                f"transformers' pipeline groups the words of BIO entities only{scored}. Pass --tag_scheme iobes for "
-                "tags such as E-PER, rename others, or remove a header line."
+                f"{place}: {others} are not BIO tags (B-PER, I-PER), and transformers' pipeline groups the words of "
+                f"BIO entities only{scored}. Pass --tag_scheme iobes for tags such as E-PER, rename others, or remove "
+                "a header line."
+            )
+        elif not self.has_entities and (form := form_of_entities(counts)):
+            logger.warning(
+                f"{place}: the tags may mark entities, {form}. They are learned as tags of words, and scored by "
+                "accuracy. For entities, write BIO tags: B-PER, I-PER, O."
             )
 
     def restore(self, data: DatasetDict, saved: SavedHead):
         self._set_labels(saved.labels)
+        self.ignored = () if self.has_entities or UNTAGGED in self.labels else (UNTAGGED,)
+        self._tell_untagged(data)
         for file, sentences in data.items():
-            unknown = unknown_labels(sentences, "tags", self.labels, file, saved.name)
+            unknown = unknown_labels(sentences, "tags", [*self.labels, *self.ignored], file, saved.name)
             self.unknown_labels = add_counts(self.unknown_labels, unknown)
+
+    def _tell_untagged(self, data: DatasetDict):
+        for split, sentences in data.items():
+            count = sum(tag in self.ignored for _, tag in row_labels(sentences, "tags"))
+            if count:
+                logger.warning(
+                    f"{split}: {count:,} words have the tag _, which is none. They are not learned and not scored."
+                )
 
     def _set_labels(self, labels: list[str]):
         self.labels = labels
@@ -150,14 +178,22 @@ class Tagging(Task):
         gold = []
         predicted = []
         for record in predictions:
-            gold.append(record["tags"])
-            predicted.append(record["predicted"])
+            places = self.tagged_words(record["tags"])
+            gold.append([record["tags"][place] for place in places])
+            predicted.append([record["predicted"][place] for place in places])
         return tagging_scores(predicted, gold, are_entities=self.has_entities)
 
     def compare(self, example: Record, prediction: Record) -> Comparison:
         words = prediction["tokens"]
-        items_of = entity_items if self.has_entities else tag_items
-        return compare_items(words, items_of(words, prediction["tags"]), items_of(words, prediction["predicted"]))
+        sides = prediction["tags"], prediction["predicted"]
+        if self.has_entities:
+            return compare_items(words, *(entity_items(words, side) for side in sides))
+        places = self.tagged_words(prediction["tags"])
+        return compare_items(words, *(tag_items(words, side, places) for side in sides))
+
+    def tagged_words(self, tags: Sequence[str]) -> list[int]:
+        """The places of the words that have a tag."""
+        return [place for place, tag in enumerate(tags) if tag not in self.ignored]
 
     def answers(self, predictions: Iterable[Record]) -> Iterator[str]:
         return chain.from_iterable(super().answers(predictions))
@@ -170,11 +206,22 @@ def entity_items(words: Sequence[str], tags: Sequence[str]) -> list[Item]:
     return items
 
 
-def tag_items(words: Sequence[str], tags: Sequence[str]) -> list[Item]:
-    items = []
-    for place, (word, tag) in enumerate(zip(words, tags, strict=True)):
-        items.append(Item(tag, ((place, place + 1),), word))
-    return items
+def tag_items(words: Sequence[str], tags: Sequence[str], places: Iterable[int]) -> list[Item]:
+    return [Item(tags[place], ((place, place + 1),), words[place]) for place in places]
+
+
+def form_of_entities(counts: Counter[str]) -> str | None:
+    """How tags that are not BIO seem to mark entities, if they do; `counts` are those of the tags."""
+    examples = [repr(tag) for tag in counts if SMALL_BIO.fullmatch(tag)]
+    if examples and {"o", "O"} & counts.keys():
+        return f"as BIO in small letters: {examples[0]}"
+    examples = [repr(tag) for tag in counts if BRACKET.fullmatch(tag)]
+    if examples:
+        return f"as columns of brackets: {examples[0]}"
+    (most_frequent, _), *others = counts.most_common()
+    if most_frequent == "O" and others and all(BARE_TYPE.fullmatch(tag) for tag, _ in others):
+        return f"as types alone: {others[0][0]!r}"
+    return None
 
 
 def _tagged_split(source: Source, split: str, arguments: TaggingDataArguments) -> Dataset:
