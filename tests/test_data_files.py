@@ -19,7 +19,6 @@ from modeling_elmo.run_scripts.benchmarks.text import read_sentences
 from modeling_elmo.run_scripts.fine_tuning.tasks import TASKS, task_class
 from modeling_elmo.run_scripts.minimal_pairs import read_pairs
 from modeling_elmo.run_scripts.modeling_elmo_cli import PROGRAMS
-from modeling_elmo.run_scripts.nearest_neighbors import grouped_sentences
 from modeling_elmo.run_scripts.pretraining.corpus import Corpus
 from modeling_elmo.run_scripts.program import data_files
 from modeling_elmo.run_scripts.program.data_files import (
@@ -31,6 +30,7 @@ from modeling_elmo.run_scripts.program.data_files import (
 from modeling_elmo.run_scripts.program.texts import TextArguments
 from modeling_elmo.run_scripts.vectors.lines import open_lines
 from modeling_elmo.run_scripts.vectors.senses import read_annotated, read_inventory
+from modeling_elmo.run_scripts.vectors.uses import GroupedText
 from modeling_elmo.run_scripts.vectors.word_vectors import read_word_vectors
 from modeling_elmo.tokenization.elmo_characters import read_vocabulary
 
@@ -232,7 +232,7 @@ def embedded(path):
 
 
 def groups(path):
-    return list(grouped_sentences([str(path)], "year" if path.suffix in (".tsv", ".jsonl") else "file", "text"))
+    return list(GroupedText([str(path)], "year" if path.suffix in (".tsv", ".jsonl") else "file").sentences())
 
 
 def task(name):

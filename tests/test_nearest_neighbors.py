@@ -47,13 +47,16 @@ def test_neighbors_equal_those_of_scikit_learn(folder, tmp_path, capsys, layer, 
     vectors = plain_vectors(folder, uses, number)
     index = NearestNeighbors(metric="cosine", algorithm="brute").fit(vectors)
     for query in found["queries"]:
-        assert "\n".join([query["use"], *(f"  {cosine:.3f}  {use}" for cosine, use in query["neighbors"])]) in printed
+        lines = [f"  {cosine:.3f}  {use}  ({place})" for cosine, use, place in query["neighbors"]]
+        assert "\n".join([f"{query['use']}  ({query['place']})", *lines]) in printed
         place = [str(use) for use in uses].index(query["use"])
         distances, numbers = (each[0] for each in index.kneighbors(vectors[[place]], n_neighbors=10))
         others = [pair for pair in zip(distances, numbers, strict=True) if uses[pair[1]].words is not uses[place].words]
-        for (cosine, use), (distance, near) in zip(query["neighbors"], others, strict=False):
+        for (cosine, use, shown_place), (distance, near) in zip(query["neighbors"], others, strict=False):
             assert cosine == pytest.approx(1 - distance, abs=2e-3)
             assert use == str(uses[near]) or abs(distance - others[0][0]) < 1e-3
+            name, line = shown_place.split(":")
+            assert name == "play.txt" and use.split("[")[0].strip() in " ".join(LINES[int(line) - 1])
 
 
 def test_nearest_words_without_a_context(folder, tmp_path, capsys):
@@ -159,7 +162,7 @@ def test_raw_text_is_split_by_the_tokenizer(options, text, expected, tmp_path):
     """Also at added words and as with plain signs."""
     model, file = bilm(tmp_path / "bilm", **options), written(tmp_path / "raw.txt", text)
     (query,) = run_neighbors(model, file, raw_text=True, queries=1, top_k=2)["queries"]
-    assert {query["use"], *(use for _, use in query["neighbors"])} == expected
+    assert {query["use"], *(use for _, use, _ in query["neighbors"])} == expected
 
 
 @pytest.mark.parametrize(

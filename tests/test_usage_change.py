@@ -78,7 +78,7 @@ def test_all_pairs_in_the_order_of_groups():
     pairs = compare_groups(vectors, 20, seed=0)
     names = [["1980", "1990"], ["1980", "2000"], ["1990", "2000"]]
     assert [pair["groups"] for pair in pairs] == names
-    assert pairs == compare_groups(vectors, 20, seed=0) != compare_groups(vectors, 20, seed=1)
+    assert str(pairs) == str(compare_groups(vectors, 20, seed=0)) != str(compare_groups(vectors, 20, seed=1))
     assert pairs[1]["apd"]["distance"] == pytest.approx(distances_of(vectors["1980"], vectors["2000"])[0], abs=1e-6)
     found = {"word": "play", "group_by": "year", "ordered": True, "groups": [], "pairs": pairs, "left_out": {}}
     rows = [line.split("|")[1].strip() for line in format_change(found).splitlines()[3:]]
@@ -145,7 +145,7 @@ def test_the_word_that_changes_is_found(run_change, table, tmp_path, capsys):
         for name in ("apd", "prt"):
             assert (pair[name]["p"] < 0.01) == (word == "play") == (pair[name]["distance"] > pair[name]["random_95"])
     assert found["house"]["left_out"] == {"1950-1999": 1}
-    assert all("theatre" in use for use in found["play"]["groups"][0]["typical_uses"])
+    assert all("theatre" in use for use, _ in found["play"]["groups"][0]["typical_uses"])
     printed = capsys.readouterr().out
     assert "1850-1899: 30 uses" in printed and "1950-1999 (1)" in printed
     assert read_json(tmp_path / "play.json") == found["play"]

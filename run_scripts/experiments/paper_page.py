@@ -284,7 +284,7 @@ def neighbors_list(entry: PlanEntry) -> str:
         rows.append([f"{word}, without a context", extremes, ", ".join(names)])
     for query in answer["queries"]:
         title = query["use"]
-        for cosine, use in query["neighbors"]:
+        for cosine, use, *_ in query["neighbors"]:  # records of before have no place
             rows.append([title, f"{cosine:.2f}", use])
             title = ""
     return markdown_table(rows)

@@ -37,7 +37,7 @@ MOST_CHOICES = 10  # shown in the help; Trainer's --optim has 42
 OUTPUT_OPTIONS = ("output", "output_dir", "page")
 INPUT_OPTIONS = """
     train_file validation_file test_file input text text_file pairs dataset vocabulary_file model model_name_or_path
-    tokenizer_name ensemble vectors word_vectors sense_inventory plan data_statement citation
+    tokenizer_name ensemble vectors word_vectors words control_words sense_inventory plan data_statement citation
 """
 # Other JSON files of a folder that is read are results.
 JSON_OF_MODELS = ("config.json", "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json")
@@ -52,7 +52,7 @@ POSITIVE = """
     threads top_k unroll_steps vocabulary_size word_vectors_limit
 """
 NOT_NEGATIVE = """
-    dataloader_num_workers decay_steps doc_stride max_grad_norm scalar_mix_l2 warmup_steps weight_decay
+    controls dataloader_num_workers decay_steps doc_stride max_grad_norm scalar_mix_l2 warmup_steps weight_decay
     word_embedding_size word_min_count
 """
 BELOW_ONE = "adam_beta1 adam_beta2 elmo_dropout ema_decay label_smoothing_factor"

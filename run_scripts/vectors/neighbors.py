@@ -2,7 +2,8 @@
 
 import re
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -13,11 +14,27 @@ NAMED_LAYERS = ("top", "average", "mixed")
 CONTEXT_WORDS = 8  # on each side of a use
 
 
+class Place(NamedTuple):
+    """Where a sentence was read: its file, the line in which it begins, and the other columns of its row.
+
+    `document` is the name of its document, and "" if nothing names it.
+    """
+
+    file: str
+    line: int
+    columns: Mapping[str, Any]
+    document: str = ""
+
+    def __str__(self) -> str:
+        return f"{Path(self.file).name}:{self.line}"
+
+
 class WordUse(NamedTuple):
     """A word in its sentence."""
 
     words: Sequence[str]
     position: int
+    place: Place | None = None
 
     def __str__(self) -> str:
         return in_context(self.words, self.position, self.position + 1, CONTEXT_WORDS)
@@ -62,20 +79,26 @@ def sample_uses(uses: Sequence[WordUse], max_uses: int, num_queries: int, seed: 
 
 def use_vectors(uses: Sequence[WordUse], model, tokenizer, layer: str) -> np.ndarray:
     """The vectors of one layer, or of `NAMED_LAYERS`: `(uses, hidden_size)`. Equal sentences are computed once."""
+    rows = [np.empty(0)] * len(uses)
+    for number, vector in embedded_uses(uses, model, tokenizer, layer):
+        # A copy: a row of an array keeps all layers of the whole sentence in memory.
+        rows[number] = vector.copy()
+    return np.stack(rows)
+
+
+def embedded_uses(uses: Sequence[WordUse], model, tokenizer, layer: str) -> Iterator[tuple[int, np.ndarray]]:
+    """The number of each use and its vector `(hidden_size,)`, a sentence after the other."""
     numbers_of = defaultdict(list)  # of the uses in each sentence
     for number, use in enumerate(uses):
         numbers_of[tuple(use.words)].append(number)
     is_named = layer in NAMED_LAYERS
     choice: Any = layer if is_named else "all"
     embedded = embed_sentences(list(numbers_of), model, tokenizer, choice)
-    rows = [np.empty(0)] * len(uses)
     for (_, vectors), numbers in zip(embedded, numbers_of.values(), strict=True):
         if not is_named:
             vectors = vectors[int(layer)]
         for number in numbers:
-            # A copy: a row of an array keeps all layers of the whole sentence in memory.
-            rows[number] = vectors[uses[number].position].copy()
-    return np.stack(rows)
+            yield number, vectors[uses[number].position]
 
 
 def normalize(vectors: np.ndarray) -> np.ndarray:
@@ -101,6 +124,6 @@ def format_neighbors(result: dict[str, Any]) -> str:
         lines += ["", f"[{word}] without a context"]
         lines += [f"  {cosine:.3f}  {other}" for other, cosine in others]
     for query in result["queries"]:
-        lines += ["", query["use"]]
-        lines += [f"  {cosine:.3f}  {use}" for cosine, use in query["neighbors"]]
+        lines += ["", f"{query['use']}  ({query['place']})"]
+        lines += [f"  {cosine:.3f}  {use}  ({place})" for cosine, use, place in query["neighbors"]]
     return "\n".join(lines[1:])
