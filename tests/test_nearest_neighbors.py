@@ -95,10 +95,13 @@ def test_a_sentence_with_many_uses_is_computed_once(folder, monkeypatch):
 
     with monkeypatch.context() as patch:
         patch.setattr(neighbors, "embed_sentences", embed_sentences)
-        patch.setattr(neighbors.np, "stack", lambda rows: kept.extend(rows) or stack(rows))
+        patch.setattr(neighbors.np, "stack", lambda rows: kept.append(rows) or stack(rows))
         found = use_vectors(uses, *pair_in(folder), "2")
     assert sorted(map(tuple, embedded)) == sorted(map(tuple, sentences))
-    assert kept and all(row.base is None for row in kept)  # a part would keep all layers of its sentence in memory
+    rows = kept[-1]  # the others are layers of a sentence
+    assert len(rows) == len(uses) and all(
+        row.base is None for row in rows
+    )  # a part would keep all layers of its sentence in memory
     np.testing.assert_allclose(found, plain_vectors(folder, uses, 2), atol=1e-5)
 
 
