@@ -23,7 +23,7 @@ LIKE_FREQUENCY = 2  # a control word is at most so many times more or less frequ
 RANKED_MEASURE = "prt"  # APD also grows with the variety of a word's uses, whatever changes
 FEWEST_CONTROLS = 19  # that can give a p of LEVEL: 1 / (1 + 19)
 
-Pair = tuple[str, str]
+GroupPair = tuple[str, str]
 
 # What to conclude from both tests, with what to do next.
 CONCLUSIONS = {
@@ -44,7 +44,7 @@ CONCLUSIONS = {
 }
 
 
-def group_pairs(groups: Iterable[str], are_ordered: bool) -> list[Pair]:
+def group_pairs(groups: Iterable[str], are_ordered: bool) -> list[GroupPair]:
     """Consecutive pairs of groups that are ordered, or all pairs."""
     return list(pairwise(groups) if are_ordered else combinations(groups, 2))
 
@@ -59,11 +59,11 @@ def word_frequencies(counts: Mapping[str, Counter[str]], word: str) -> dict[str,
 def draw_controls(
     counts: Mapping[str, Counter[str]],
     words: Collection[str],
-    pairs_of_words: Mapping[str, Sequence[Pair]],
+    pairs_of_words: Mapping[str, Sequence[GroupPair]],
     number: int,
     min_uses: int,
     seed: int,
-) -> dict[str, dict[Pair, list[str]]]:
+) -> dict[str, dict[GroupPair, list[str]]]:
     """Control words at random, for each word and each pair of groups.
 
     They consist of letters, are at least half and at most twice as frequent as the word in both groups, and occur at

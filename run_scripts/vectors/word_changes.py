@@ -13,7 +13,7 @@ from ..cards.tables import markdown_table
 from ..program.command_line import require
 from .controls import (
     RANKED_MEASURE,
-    Pair,
+    GroupPair,
     compare_with_controls,
     conclude,
     draw_controls,
@@ -39,7 +39,7 @@ logger = logging.get_logger(__name__)
 
 MOST_GROUPS = 50  # without a warning
 
-DrawnControls = dict[str, dict[Pair, list[str]]]
+DrawnControls = dict[str, dict[GroupPair, list[str]]]
 
 
 @dataclass(frozen=True)
@@ -74,7 +74,7 @@ class WordChange(NamedTuple):
     result: dict[str, Any]
     uses: UsesOfGroups
     vectors: dict[str, np.ndarray]
-    random: dict[Pair, dict[str, np.ndarray]]
+    random: dict[GroupPair, dict[str, np.ndarray]]
 
 
 def read_uses(
@@ -221,7 +221,7 @@ def rank_words(results: Sequence[Mapping[str, Any]], are_ordered: bool) -> list[
     require("scipy", extra="train", purpose="--words")
     from scipy.stats import false_discovery_control
 
-    rows_of_pairs: dict[Pair, list[dict[str, Any]]] = {}
+    rows_of_pairs: dict[GroupPair, list[dict[str, Any]]] = {}
     for result in results:
         sizes = {group["name"]: group["uses"] for group in result["groups"]}
         for pair in shown_pairs({**result, "ordered": are_ordered}):
