@@ -234,6 +234,16 @@ def test_options(tmp_path):
     assert "There is no options.json, so clips of 3, skip" in plain.report("x")[1]
     assert told.report("x")[1] == "Its options are those of o.json." and "Its options" in packed.report("x")[1]
 
+    config = {"model": {"elmo": {"options_file": "/home/me/../elmo/small.json"}}}
+    contents = {
+        "config.json": config,
+        "home__elmo__small.json": changed,
+        "a__options.json": given,
+        "b__options.json": {},
+    }
+    named = found(write(tmp_path / "named", state, **contents), tmp_path)
+    assert named.options == tmp_path / "named" / "home" / "elmo" / "small.json"
+
     wrong = {**given, "lstm": {**given["lstm"], "dim": 32}}
     (tmp_path / "o.json").write_text(json.dumps(wrong))
     with refused(
@@ -264,6 +274,16 @@ def test_settings_of_the_mix(tmp_path):
 def test_no_settings(tmp_path):
     write(tmp_path / "none", state_of(NER))
     jsonnet = write(tmp_path / "jsonnet", state_of(NER), **{"config.json": b"{ model: std.x }  // Jsonnet"})
+    names = (
+        {"options_file": "https://a/" + "b" * 999},
+        {"options_files": {}},
+        {"options_file": 7},
+        {"weight_file": "\0"},
+    )
+    for number, entry in enumerate(names):
+        settings = {"config.json": {"model": entry}}
+        place = write(tmp_path / str(number), state_of(NER), **settings)
+        assert found(place, tmp_path).load("moses")[0].config.scalar_mix_layer_norm is None
     for place in (tmp_path / "none", jsonnet):
         report = "\n".join(found(place, tmp_path).report("x"))
         assert "No config.json tells whether the mix had do_layer_norm" in report

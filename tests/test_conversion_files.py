@@ -33,6 +33,21 @@ def make_zip(path, **entries):
     return path
 
 
+def tar_member(name, content=b"", **fields):
+    member = tarfile.TarInfo(name)
+    member.size = len(content)
+    for field, value in fields.items():
+        setattr(member, field, value)
+    return member, io.BytesIO(content)
+
+
+def make_tar(path, *members, mode="w:gz", **options):
+    with tarfile.open(path, mode, **options) as archive:
+        for member, content in members:
+            archive.addfile(member, content)
+    return path
+
+
 @pytest.fixture
 def scratch(tmp_path):
     (tmp_path / "scratch").mkdir()
@@ -56,32 +71,23 @@ NLPL = {
         ({"../w.hdf5": "", "/o/options.json": "{}", "__MACOSX/._w.hdf5": ""}, ["w.hdf5", "options.json"]),
     ],
 )
-@pytest.mark.parametrize("zipped", [True, False])
-def test_archives_and_folders(tmp_path, scratch, entries, expected, zipped):
-    place = make_zip(tmp_path / "145.ZIP", **entries) if zipped else tmp_path / "145"
-    if not zipped:
-        for name, content in entries.items():
-            make(place / name.strip("./"), content if isinstance(content, bytes) else content.encode())
+@pytest.mark.parametrize("kind", ["zip", "tar", "folder"])
+def test_archives_and_folders(tmp_path, scratch, entries, expected, kind):
+    contents = {name: content if isinstance(content, bytes) else content.encode() for name, content in entries.items()}
+    place = tmp_path / {"zip": "145.ZIP", "tar": "145.tar.gz", "folder": "145"}[kind]
+    if kind == "zip":
+        make_zip(place, **contents)
+    elif kind == "tar":
+        make_tar(place, *(tar_member(*entry) for entry in contents.items()))
+    else:
+        for name, content in contents.items():
+            make(place / name.strip("./"), content)
     found = OriginalCheckpoint.find(scratch, place)
     assert [path.name for path in found.paths] == expected
-    assert all(path.is_relative_to(scratch if zipped or path.name == "vocab.txt" else place) for path in found.paths)
+    in_scratch = [kind != "folder" or path.name == "vocab.txt" for path in found.paths]
+    assert [path.is_relative_to(scratch) for path in found.paths] == in_scratch
     if found.vocabulary:
         assert found.vocabulary.read_text() == "<S>\n</S>\n<UNK>\n"
-
-
-def tar_member(name, content=b"", **fields):
-    member = tarfile.TarInfo(name)
-    member.size = len(content)
-    for field, value in fields.items():
-        setattr(member, field, value)
-    return member, io.BytesIO(content)
-
-
-def make_tar(path, *members, mode="w:gz", **options):
-    with tarfile.open(path, mode, **options) as archive:
-        for member, content in members:
-            archive.addfile(member, content)
-    return path
 
 
 def tree(folder):

@@ -2,7 +2,6 @@
 
 import json
 import shutil
-import tarfile
 from collections import Counter
 from typing import Any
 
@@ -15,6 +14,7 @@ from hypothesis import strategies as st
 from places import ELMO_FIXTURES
 
 from modeling_elmo.conversion.archive import ARCHIVE_KEYS, AllenNLPArchive
+from modeling_elmo.conversion.files import fetch
 from modeling_elmo.conversion.formats import to_original
 from modeling_elmo.conversion.manylangs import MANYLANGS_KEYS, PICKLES, ManyLangsCheckpoint
 from modeling_elmo.conversion.original import KEYS, OriginalCheckpoint
@@ -96,8 +96,8 @@ def copy(request, tmp_path):
     ignored = shutil.ignore_patterns("expected.*", "sentences.json", "text.txt", "dumped_weights.hdf5")
     shutil.copytree(ELMO_FIXTURES / request.getfixturevalue("source"), tmp_path / "copy", ignore=ignored)
     if (tmp_path / "copy" / "model.tar.gz").exists():
-        with tarfile.open(tmp_path / "copy" / "model.tar.gz") as archive:
-            archive.extractall(tmp_path / "copy")
+        unpacked = fetch(tmp_path / "copy" / "model.tar.gz", tmp_path)
+        shutil.copytree(unpacked, tmp_path / "copy", dirs_exist_ok=True)
     return tmp_path / "copy"
 
 

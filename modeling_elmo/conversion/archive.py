@@ -5,6 +5,7 @@
 
 import re
 from collections.abc import Iterable
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -98,15 +99,13 @@ class AllenNLPArchive(Checkpoint):
         if is_finished and (archive := files.search(place, (WHOLE_ARCHIVE,))):
             place = files.fetch(archive, scratch)
         found = cls(files.find(place, STATE_FILES, scratch), bilm_name=bilm)
-        beside = found.weights.parent
-        packed = {path.name: path for path in beside.glob(PACKED_OPTIONS)}
-        if (beside / SETTINGS_FILE).is_file():
-            found.config = beside / SETTINGS_FILE
+        if (found.weights.parent / SETTINGS_FILE).is_file():
+            found.config = found.weights.parent / SETTINGS_FILE
         if options:
             found.options = files.find(options, ARCHIVED_OPTIONS, scratch)
-        elif packed:
-            found.options = packed[nearest(found.bilm.name, packed)]
-        elif folder.is_dir():
+        else:
+            found.options = found.own_options()
+        if not found.options and folder.is_dir():
             found.options = files.search(place, ARCHIVED_OPTIONS) or files.search(folder, ARCHIVED_OPTIONS)
         if place.is_dir():
             unread = set(files.files_in(place)).difference(found.paths)
@@ -150,6 +149,21 @@ class AllenNLPArchive(Checkpoint):
         """The part of `config.json` for this biLM; empty, if there is none."""
         entries = elmo_sections(self.settings)
         return entries[nearest(self.bilm.name, entries)] if entries else {}
+
+    def own_options(self) -> Path | None:
+        """The biLM's options that the archive has packed, or that `config.json` names and that are in the archive."""
+        folder = self.weights.parent
+        packed = {path.name: path for path in folder.glob(PACKED_OPTIONS)}
+        if packed:
+            return packed[nearest(self.bilm.name, packed)]
+        named = self.entry.get("options_file") or self.entry.get("options_files")
+        if isinstance(named, dict) and named:  # by language
+            named = named[nearest(self.bilm.name, named)]
+        if isinstance(named, str):
+            path = folder / files.inner_path(named)
+            with suppress(OSError):  # an address may be too long for a file
+                return path if path.is_file() else None
+        return None
 
     @property
     def left_out(self) -> list[str]:

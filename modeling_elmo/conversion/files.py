@@ -117,7 +117,7 @@ def _unpack_tar(path: Path, folder: Path):
     links = {}
     with tarfile.open(path, tarinfo=_TarHeader) as archive:
         for member in archive:
-            target = folder / _inner_path(member.name)
+            target = folder / inner_path(member.name)
             size += member.size
             if member.size < 0:  # tarfile would go back in the file, without an end
                 raise tarfile.ReadError(f"{member.name} has {member.size} bytes")
@@ -125,9 +125,9 @@ def _unpack_tar(path: Path, folder: Path):
                 problem = f"{path} needs more than the {free:,} bytes that are free to unpack it"
                 raise OSError(errno.ENOSPC, problem, str(folder.parent))
             if member.islnk():
-                links[target] = folder / _inner_path(member.linkname)
+                links[target] = folder / inner_path(member.linkname)
             elif member.issym():
-                links[target] = folder / _inner_path(os.path.join(os.path.dirname(member.name), member.linkname))
+                links[target] = folder / inner_path(os.path.join(os.path.dirname(member.name), member.linkname))
             elif content := archive.extractfile(member):
                 target.parent.mkdir(parents=True, exist_ok=True)
                 with content, target.open("wb") as file:
@@ -140,8 +140,8 @@ def _unpack_tar(path: Path, folder: Path):
             os.link(source, target)
 
 
-def _inner_path(name: str) -> Path:
-    """The path without its root and without steps to folders above, as zipfile makes it."""
+def inner_path(name: str) -> Path:
+    """The path in an archive without its root and without steps to folders above, as zipfile makes it."""
     path = Path(os.path.normpath(name))
     return Path(*(part for part in path.parts if part not in ("..", path.anchor)))
 
