@@ -9,13 +9,22 @@ with transformers' Trainer alone, and `run_ner_no_trainer.py` in a plain loop.
 import inspect
 import sys
 import time
+from functools import partial
 from pathlib import Path
 
 from modeling_elmo.run_scripts.cards.card import CardArguments
 from modeling_elmo.run_scripts.cards.records import RunRecord
 from modeling_elmo.run_scripts.cards.results import report
-from modeling_elmo.run_scripts.fine_tuning.head import BasicHeadArguments, HeadArguments, task_tokenizer, train_task
+from modeling_elmo.run_scripts.fine_tuning.continuation import Continuation, ContinuationArguments
+from modeling_elmo.run_scripts.fine_tuning.head import (
+    BasicHeadArguments,
+    HeadArguments,
+    task_model,
+    task_tokenizer,
+    train_task,
+)
 from modeling_elmo.run_scripts.fine_tuning.run import begin_run, push_model, run_record, run_settings, write_run
+from modeling_elmo.run_scripts.fine_tuning.saved_head import file_arguments, saved_settings
 from modeling_elmo.run_scripts.fine_tuning.task import Task
 from modeling_elmo.run_scripts.fine_tuning.tasks import TASKS, task_class
 from modeling_elmo.run_scripts.fine_tuning.trainer import TaskTrainingArguments
@@ -35,6 +44,7 @@ def main(arguments: list[str] | None = None) -> RunRecord:
     task_type = task_class(name)
     parser = ProgramParser(
         BasicHeadArguments,
+        ContinuationArguments,
         task_type.arguments_class,
         CardArguments,
         task_type.training_arguments_class,
@@ -42,30 +52,47 @@ def main(arguments: list[str] | None = None) -> RunRecord:
         epilog=f"`elmo reproduce {name}` runs the paper's experiments: baseline, ablations, several seeds.",
         prog=f"{task_parser.prog.removesuffix(f' {name}')} {name}",  # `elmo ner` has the name already
     )
-    basic_head, options, card, training = parser.parse(arguments[1:])
-    head = HeadArguments(**vars(basic_head))  # which looks for the model
+    basic_head, how_to_go_on, options, card, training = parser.parse(arguments[1:])
+    if not how_to_go_on.continue_head:
+        head = HeadArguments(**vars(basic_head))  # which looks for the model
+        start = time.monotonic()
+        return fine_tune(task_type.read(options), head, card, training, start)
+    continuation = Continuation.of(basic_head.model_name_or_path, name, how_to_go_on)
+    parser.set_defaults(**saved_settings(continuation.saved, file_arguments(task_type)))  # files are read as before
+    basic_head, _, options, card, training = parser.parse(arguments[1:])
+    head = continuation.head_arguments(basic_head)
     start = time.monotonic()
-    task = task_type.read(options)
-    return fine_tune(task, head, card, training, start)
+    return fine_tune(continuation.task(task_type, options), head, card, training, start, continuation)
 
 
 def fine_tune(
-    task: Task, head: HeadArguments, card: CardArguments, training: TaskTrainingArguments, start: float
+    task: Task,
+    head: HeadArguments,
+    card: CardArguments,
+    training: TaskTrainingArguments,
+    start: float,
+    continuation: Continuation | None = None,
 ) -> RunRecord:
     """Trains the task's head on its data, `task.data`; `start` is the time at which its reading began."""
+    more = {} if continuation is None else continuation.settings
     folder = Path(training.output_dir)
     with sole_run(folder, is_main_process=training.process_index == 0):
-        begin_run(task, head, training)
+        begin_run(task, head, training, more)
         if training.process_index == 0:
             print(where_to_look(training.report_to, folder / TENSORBOARD_FOLDER))
         vectors = head.read_word_vectors()
-        tokenizer = task_tokenizer(task, head, task.data["train"], vectors)  # with the words of the training data
+        if continuation is None:
+            tokenizer = task_tokenizer(task, head, task.data["train"], vectors)  # with the words of the training data
+            make_model = partial(task_model, task, head, tokenizer, vectors)
+        else:
+            tokenizer = continuation.tokenizer(task, head)
+            make_model = partial(continuation.model, task, head, tokenizer, vectors)
         with training.main_process_first(desc="encoding"):
             splits = task.encode_splits(tokenizer)
         options = training.for_trainer(task.metric, has_validation="validation" in splits)
-        trainer = train_task(task, head, options, tokenizer, splits, vectors, training.checkpoint())
+        trainer = train_task(task, make_model, options, tokenizer, splits, training.checkpoint())
         began = start if training.resume_from_checkpoint is None else None
-        record = run_record(trainer, task, splits, run_settings(task, head, training), began)
+        record = run_record(trainer, task, splits, run_settings(task, head, training) | more, began)
         if trainer.is_world_process_zero():
             write_run(folder, record, card, training)
             report([record], folder)

@@ -7,7 +7,7 @@ import shutil
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 from itertools import chain, product
 from pathlib import Path
 from typing import Literal, NamedTuple
@@ -27,7 +27,7 @@ from ..cards.results import report, write_results
 from ..cards.tables import layer_names
 from ..fine_tuning.data import training_share
 from ..fine_tuning.features import FeatureStore, feature_store
-from ..fine_tuning.head import HeadArguments, task_config, task_tokenizer, train_task
+from ..fine_tuning.head import HeadArguments, task_config, task_model, task_tokenizer, train_task
 from ..fine_tuning.run import (
     data_digest,
     different_settings,
@@ -352,8 +352,8 @@ class Experiment:
         arguments = replace(self.trainer_arguments, **changes)
         patience = self.arguments.early_stopping_patience
         callbacks = None if patience is None else [EarlyStoppingCallback(patience)]
-        inputs = arguments, tokenizer, splits, self.word_vectors, begun, store, callbacks
-        trainer = train_task(self.task, self.head, *inputs, **arm.overrides)
+        make_model = partial(task_model, self.task, self.head, tokenizer, self.word_vectors, **arm.overrides)
+        trainer = train_task(self.task, make_model, arguments, tokenizer, splits, begun, store, callbacks)
         record = run_record(trainer, self.task, splits, settings, start)
         record |= {"arm": arm.name, "train_samples": len(share)}
         if trainer.is_world_process_zero():

@@ -1,7 +1,7 @@
 """From the folder of a biLM to a head on it: options, tokenizer, configuration, model, words and their vectors."""
 
 from collections import Counter
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, fields
 from itertools import chain
 from typing import Any, Literal
@@ -124,20 +124,18 @@ def task_model(
 
 def train_task(
     task: Task,
-    head: HeadArguments,
+    make_model: Callable[[int], ELMoTaskModel],  # from a seed
     arguments: TaskTrainingArguments,
     tokenizer: ELMoTokenizer,
     splits: dict[str, Dataset],  # encoded
-    vectors: WordVectors | None,
     checkpoint: str | None = None,  # to resume from
     store: FeatureStore | None = None,
     callbacks: list[TrainerCallback] | None = None,
-    **overrides: Any,
 ) -> TaskTrainer:
-    """Trains the task's head on the biLM, and saves it. `overrides` are fields of its configuration."""
+    """Trains a head, and saves it."""
     set_seed(arguments.seed)
     trainer = TaskTrainer(
-        task_model(task, head, tokenizer, vectors, arguments.seed, **overrides),
+        make_model(arguments.seed),
         arguments,
         data_collator=task.feature_collator(tokenizer, store),
         train_dataset=splits["train"],

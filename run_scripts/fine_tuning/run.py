@@ -26,13 +26,17 @@ RUN_SETTINGS = "run_settings.json"
 LENGTH_OPTIONS = ("num_train_epochs", "max_steps")  # which may change when a run is resumed
 
 
-def begin_run(task: Task, head: HeadArguments, training: TaskTrainingArguments):
-    """Checks the data and the output folder, and writes the settings, which a resumed run must have again."""
+def begin_run(task: Task, head: HeadArguments, training: TaskTrainingArguments, more: dict[str, Any]):
+    """Checks the data and the output folder, and writes the settings, which a resumed run must have again.
+
+    Args:
+        more: settings that `run_settings` does not have.
+    """
     task.check_splits()
     folder = Path(training.output_dir)
     if (folder / "settings.json").exists():
         raise FileExistsError(f"{folder} holds an experiment of `elmo reproduce`; pass another --output_dir.")
-    settings = without_folders(run_settings(task, head, training)) | {
+    settings = without_folders(run_settings(task, head, training) | more) | {
         "data_digest": data_digest(task),
         "model_digest": model_digest(head.model_name_or_path, is_baseline=not head.use_elmo),
     }
