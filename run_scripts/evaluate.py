@@ -19,7 +19,7 @@ from pathlib import Path
 
 from modeling_elmo.conversion.files import check_empty, staged
 from modeling_elmo.run_scripts.cards.evaluation_page import write_evaluation_page
-from modeling_elmo.run_scripts.cards.tables import average_rates, class_table, error_lines, file_table
+from modeling_elmo.run_scripts.cards.tables import average_rates, class_table, error_lines, file_table, finding
 from modeling_elmo.run_scripts.fine_tuning.comparison import Errors
 from modeling_elmo.run_scripts.fine_tuning.saved_head import (
     file_arguments,
@@ -79,7 +79,9 @@ def main(arguments: list[str] | None = None) -> JsonObject:
         print(f"\nClasses, in percent:\n\n{classes}")
     if errors := error_lines(evaluation["errors"], SHOWN_ERRORS):
         print("\nMost frequent errors:\n", *errors, sep="\n")
-    print(f"\n{folder}: evaluation.json and predictions.jsonl. Open {folder / 'evaluation.html'} to read the errors.")
+    place = positional.files[0] if len(positional.files) == 1 else f"{len(positional.files)} files"
+    print(f"\n{finding(evaluation['metrics'], task.metric, place)}")
+    print(f"{folder}: evaluation.json and predictions.jsonl. Open {folder / 'evaluation.html'} to read the errors.")
     return evaluation
 
 

@@ -41,7 +41,10 @@ def test_counts(vocab, capsys):
     assert report["coverage"] == 1.0
     assert report["cut_distinct_words"] == len(cut) > 100
     assert report["cut_share"] == pytest.approx(sum(COUNTS[word] for word in cut) / COUNTS.total())
-    assert f"{COUNTS.total():,} words in {len(LINES):,} texts" in capsys.readouterr().out
+    printed = capsys.readouterr().out
+    assert f"{COUNTS.total():,} words in {len(LINES):,} texts" in printed
+    share = f"{1 - report['coverage']:.2%} of the words as <UNK>.\nNext: elmo pretrain --vocabulary_file"
+    assert share in printed
 
 
 def test_size_frequency_and_coverage(vocab):

@@ -130,6 +130,7 @@ def test_sentences(folder, capsys):
     assert found.protocol == "each sentence on its own from a zero state"
     printed = capsys.readouterr()
     assert f"{found.perplexity:.2f}" in printed.out and f"{predictions:,} predictions" in printed.out
+    assert f"hesitates between {found.perplexity:,.1f} equally likely words of {len(WORDS) + 4:,}" in printed.out
     assert "reading: " in printed.err and " batches" in printed.err  # the progress
 
 

@@ -32,6 +32,9 @@ def test_figures(place, tmp_path, capsys):
     pytest.importorskip("matplotlib")
     record = read_json(place / "run" / "record.json")
     baseline = {**copy.deepcopy(record), "arm": "baseline", "layer_weights": {}}
+    report([record], place / "run")
+    *_, found, following = capsys.readouterr().out.splitlines()
+    assert found.startswith("On test, f1 is ") and following == f"Next: elmo evaluate {place / 'run'} FILE"
     report([baseline, record], tmp_path)
     assert {path.name for path in (tmp_path / "results").glob("*.png")} == {"ner.png", "ner_layer_weights.png"}
     assert "| baseline" in capsys.readouterr().out

@@ -12,6 +12,7 @@ from modeling_elmo.run_scripts.cards.tables import (
     class_rates,
     class_table,
     error_reduction,
+    finding,
     score_table,
     summary_table,
     type_table,
@@ -124,3 +125,14 @@ def test_tables_of_classes():
         "\n\n5 rarer classes are not shown."
     )
     assert class_table({"pearson": 0.5, "mse": 2.0}) == ""
+
+
+def test_what_was_found_in_words():
+    labels = classification_scores([0, 0, 0, 1], [0, 0, 1, 2], ["no", "yes", "odd"])
+    told = (
+        "On test, accuracy is 50.00; always answering 'no' would give 50.00. 2 of 3 classes are never right: yes, odd."
+    )
+    assert finding(labels, "accuracy", "test") == told
+    entities = tagging_scores([["B-PER", "O"]], [["B-PER", "B-LOC"]])
+    assert finding(entities, "f1", "a.conll") == "On a.conll, f1 is 66.67. 1 of 2 classes are never right: LOC."
+    assert finding({"pearson": 0.5, "mse": 2.0}, "pearson", "test") == "On test, pearson is 50.00."

@@ -2,10 +2,11 @@
 
 from pathlib import Path
 
+from ..program.command_line import conclude
 from ..program.files import write_json, write_lines
 from .figures import draw_ablation, draw_confusion, draw_data_curve, draw_layer_weights
 from .records import RunRecords, best_record, last_metrics, splits_of
-from .tables import class_table, results_report, score_table, summary_table
+from .tables import class_table, finding, results_report, score_table, summary_table
 
 
 def report(records: RunRecords, folder: Path, ablation: str | None = None):
@@ -33,6 +34,8 @@ def report(records: RunRecords, folder: Path, ablation: str | None = None):
     if "confusion" in metrics:
         draw_confusion(metrics["confusion"], [*metrics["per_label"]], results / f"{name}_confusion.png")
     print(f"{results}: {name}.json, {name}.md and figures")
+    if len(records) == 1:
+        conclude(finding(metrics, best["metric"], splits_of([best])[-1]), "elmo", "evaluate", folder, "FILE")
 
 
 def write_results(folder: Path, records: RunRecords, ablation: str | None = None) -> str:

@@ -276,6 +276,20 @@ def error_name(row: JsonObject) -> str:
     return f"{name} with other words" if row["kind"].endswith("words") else name
 
 
+def finding(metrics: JsonObject, metric: str, place: str) -> str:
+    """The score of a task in words, beside that of the most frequent label, and the classes that are never right."""
+    sentence = f"On {place}, {spaced(metric)} is {format_score(metrics[metric], metric)}"
+    classes = {name: rates for name, rates in class_rates(metrics).items() if rates.get("number")}
+    if metric == "accuracy" and classes:
+        name, rates = max(classes.items(), key=lambda row: row[1]["number"])
+        share = rates["number"] / sum(row["number"] for row in classes.values())
+        sentence += f"; always answering {name!r} would give {format_score(share, metric)}"
+    never = [name for name, rates in classes.items() if not rates["f1"]]
+    if never:
+        sentence += f". {len(never):,} of {len(classes):,} classes are never right: {one_line(never)}"
+    return f"{sentence}."
+
+
 def run_table(records: RunRecords, metric: str) -> str:
     """A row per run: its score on each split, and its size and time if they were recorded."""
     splits = splits_of(records)

@@ -16,6 +16,7 @@ from importlib.util import find_spec
 from inspect import get_annotations
 from itertools import chain, product
 from pathlib import Path
+from shlex import quote
 from traceback import walk_tb
 from typing import Any, NoReturn
 
@@ -323,6 +324,12 @@ def _discard_unwritten_output() -> OSError | None:
             reason = error
             os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
     return reason
+
+
+def conclude(finding: str, *command: object):
+    """The last lines of a program: what was found, in a sentence, and the next command, with names in capitals."""
+    print(f"\n{finding}")
+    print(f"Next: {' '.join(quote(str(word)) for word in command)}")
 
 
 def require(module: str, extra: str, purpose: str):
