@@ -19,7 +19,7 @@ from modeling_elmo.run_scripts.pretraining.corpus import (
     write_vocabulary,
 )
 from modeling_elmo.run_scripts.pretraining.counting import count_words, word_length
-from modeling_elmo.run_scripts.program.command_line import ProgramParser, conclude, option, run
+from modeling_elmo.run_scripts.program.command_line import ProgramParser, option, print_conclusion, run
 from modeling_elmo.run_scripts.program.files import check_output
 from modeling_elmo.tokenization.elmo_characters import SPECIAL_WORDS
 from modeling_elmo.tokenization.elmo_pretokenization import TextSplitter
@@ -76,7 +76,9 @@ def main(arguments: list[str] | None = None) -> dict[str, Any]:
     }
     print(output, REPORT.format(**report), sep="\n")
     pretrain = ("elmo", "pretrain", "--vocabulary_file", output, "--train_file", "TEXT", "--output_dir", "bilm")
-    conclude(f"A biLM with this vocabulary learns {1 - report['coverage']:.2%} of the words as <UNK>.", *pretrain)
+    print_conclusion(
+        f"A biLM with this vocabulary learns {1 - report['coverage']:.2%} of the words as <UNK>.", *pretrain
+    )
     return report
 
 

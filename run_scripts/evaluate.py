@@ -33,7 +33,7 @@ from modeling_elmo.run_scripts.fine_tuning.saved_head import (
 from modeling_elmo.run_scripts.fine_tuning.task import Record, SavedHead, Task
 from modeling_elmo.run_scripts.fine_tuning.tasks import task_class
 from modeling_elmo.run_scripts.fine_tuning.trainer import TaskTrainer
-from modeling_elmo.run_scripts.program.command_line import ProgramParser, option, run
+from modeling_elmo.run_scripts.program.command_line import ProgramParser, option, print_conclusion, run
 from modeling_elmo.run_scripts.program.files import JsonObject, write_json, write_lines
 from modeling_elmo.run_scripts.program.processes import check_processes, has_accelerator
 
@@ -79,9 +79,13 @@ def main(arguments: list[str] | None = None) -> JsonObject:
         print(f"\nClasses, in percent:\n\n{classes}")
     if errors := error_lines(evaluation["errors"], SHOWN_ERRORS):
         print("\nMost frequent errors:\n", *errors, sep="\n")
+    print(f"\n{folder}: evaluation.json and predictions.jsonl. Open {folder / 'evaluation.html'} to read the errors.")
     place = positional.files[0] if len(positional.files) == 1 else f"{len(positional.files)} files"
-    print(f"\n{finding(evaluation['metrics'], task.metric, place)}")
-    print(f"{folder}: evaluation.json and predictions.jsonl. Open {folder / 'evaluation.html'} to read the errors.")
+    print_conclusion(
+        finding(evaluation["metrics"], task.metric, place),
+        *("elmo", task_name(saved), "--model_name_or_path", saved.name, "--continue_head"),
+        *("--train_file", "TRAIN", "--validation_file", "DEV", "--output_dir", "NEW_MODEL"),
+    )
     return evaluation
 
 

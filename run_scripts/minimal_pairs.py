@@ -18,7 +18,7 @@ from transformers import AutoModelForPreTraining
 
 from modeling_elmo.prediction import WordScore, score_texts
 from modeling_elmo.run_scripts.cards.tables import markdown_table
-from modeling_elmo.run_scripts.program.command_line import ProgramParser, conclude, option, run
+from modeling_elmo.run_scripts.program.command_line import ProgramParser, option, print_conclusion, run
 from modeling_elmo.run_scripts.program.data_files import ROW_READERS, format_suffix
 from modeling_elmo.run_scripts.program.files import check_output, write_json
 from modeling_elmo.run_scripts.vectors.embedding import load_model_and_tokenizer
@@ -61,7 +61,7 @@ def main(arguments: list[str] | None = None) -> dict[str, dict[str, float]]:
         rows.append([name, f"{pairs:,}", *cells])
     print(markdown_table(rows))
     share = results[ALL][SHARES[2]]
-    conclude(
+    print_conclusion(
         f"The model prefers the good sentence of {share:.1%} of the pairs; a guess is right in 50 %.",
         *("elmo", "perplexity", "--model", parsed.model, "--validation_file", "TEXT"),
     )

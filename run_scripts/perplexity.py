@@ -19,7 +19,7 @@ from tqdm.auto import tqdm
 from modeling_elmo import ELMoForPreTraining, ELMoTokenizer
 from modeling_elmo.run_scripts.pretraining.corpus import Corpus, HeldOutArguments
 from modeling_elmo.run_scripts.pretraining.evaluation import Perplexity, check_context, evaluate, held_out_batches
-from modeling_elmo.run_scripts.program.command_line import ProgramParser, conclude, option, run
+from modeling_elmo.run_scripts.program.command_line import ProgramParser, option, print_conclusion, run
 from modeling_elmo.run_scripts.program.files import check_output, write_json
 from modeling_elmo.run_scripts.program.models import check_model, load_pretrained
 from modeling_elmo.run_scripts.program.processes import check_processes, has_accelerator
@@ -58,7 +58,7 @@ def main(arguments: list[str] | None = None) -> Perplexity:
     accelerator.print(f"{parsed.model}: {found}")
     if accelerator.is_main_process:
         words = f"{found.perplexity:,.1f} equally likely words"
-        conclude(
+        print_conclusion(
             f"The model hesitates between {words} of {found.vocabulary_size:,}; compare models of one vocabulary only.",
             *("elmo", "ner", "--model_name_or_path", parsed.model),
             *("--train_file", "TRAIN", "--validation_file", "DEV", "--output_dir", "tagger"),

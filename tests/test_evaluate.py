@@ -438,5 +438,7 @@ def test_what_is_printed(trained, tmp_path, capsys):
         (row for row in found["errors"]["confusions"] if row["kind"] == "missed"), key=lambda row: row["number"]
     )
     assert f"{missed['number']:8,}  missed NAME: {missed['texts'][0][0]}" in printed
-    assert f"On 2 files, f1 is {100 * found['metrics']['f1']:.2f}." in printed
-    assert printed.splitlines()[-1].endswith(f"Open {tmp_path / 'evaluation' / 'evaluation.html'} to read the errors.")
+    assert f"Open {tmp_path / 'evaluation' / 'evaluation.html'} to read the errors." in printed
+    *_, told, following = printed.splitlines()
+    assert told == f"On 2 files, f1 is {100 * found['metrics']['f1']:.2f}."
+    assert following.startswith(f"Next: elmo ner --model_name_or_path {model} --continue_head --train_file TRAIN ")

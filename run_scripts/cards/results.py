@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from ..program.command_line import conclude
+from ..program.command_line import print_conclusion
 from ..program.files import write_json, write_lines
 from .figures import draw_ablation, draw_confusion, draw_data_curve, draw_layer_weights
 from .records import RunRecords, best_record, last_metrics, splits_of
@@ -35,7 +35,7 @@ def report(records: RunRecords, folder: Path, ablation: str | None = None):
         draw_confusion(metrics["confusion"], [*metrics["per_label"]], results / f"{name}_confusion.png")
     print(f"{results}: {name}.json, {name}.md and figures")
     if len(records) == 1:
-        conclude(finding(metrics, best["metric"], splits_of([best])[-1]), "elmo", "evaluate", folder, "FILE")
+        print_conclusion(finding(metrics, best["metric"], splits_of([best])[-1]), "elmo", "evaluate", folder, "FILE")
 
 
 def write_results(folder: Path, records: RunRecords, ablation: str | None = None) -> str:

@@ -326,7 +326,7 @@ def _discard_unwritten_output() -> OSError | None:
     return reason
 
 
-def conclude(finding: str, *command: object):
+def print_conclusion(finding: str, *command: object):
     """The last lines of a program: what was found, in a sentence, and the next command, with names in capitals."""
     print(f"\n{finding}")
     print(f"Next: {' '.join(quote(str(word)) for word in command)}")
