@@ -4,7 +4,7 @@
 
 A few uses are drawn at random (`--seed`). Each is shown with its nearest uses in other sentences, by cosine.
 `--word_vectors glove.txt` also shows the nearest words by vectors without a context.
-`--output neighbors.json` writes the table, and a map as a .png next to it.
+`--output neighbors.json` writes the results, and next to them a map (.png) and a table of the uses (.uses.tsv).
 
 `--group_by` asks how the use differs between periods, genres or authors:
 
@@ -14,6 +14,9 @@ The text is a table with a column `text` and a column of groups; `--group_by fil
 `--group_by folder` of the files of each folder. For each pair of groups, the average pairwise distance of their uses
 (APD) and the distance of their mean vectors (PRT) are compared with random splits of the same uses, and with the
 distances of control words of like frequency (`--controls`, `--control_words`). A sentence says what to believe.
+
+`--clusters` groups the uses without an inventory of senses, with typical uses and the share of each group. `--output`
+also writes a table of the uses with all columns of the text, and `--save_vectors` their vectors.
 
 `--words FILE` instead of `--word` ranks many words. The text is read and encoded once for all of them.
 """
@@ -25,10 +28,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from transformers.utils import logging
 
 from modeling_elmo.run_scripts.cards.figures import draw_change, draw_map
-from modeling_elmo.run_scripts.program.command_line import ProgramParser, option, refuse_unread, run
+from modeling_elmo.run_scripts.program.command_line import ProgramParser, option, refuse_unread, require, run
 from modeling_elmo.run_scripts.program.files import check_output, write_json
 from modeling_elmo.run_scripts.program.sentences import warn_of_split_words
 from modeling_elmo.run_scripts.program.texts import RunningTextArguments
@@ -43,6 +47,13 @@ from modeling_elmo.run_scripts.vectors.neighbors import (
     use_vectors,
 )
 from modeling_elmo.run_scripts.vectors.usage_change import LEVEL, shown_pairs
+from modeling_elmo.run_scripts.vectors.use_clusters import (
+    BY_SILHOUETTE,
+    cluster_uses,
+    describe_clusters,
+    format_clusters,
+)
+from modeling_elmo.run_scripts.vectors.use_table import UseRow, use_rows, write_use_table, write_use_vectors
 from modeling_elmo.run_scripts.vectors.uses import (
     GroupedText,
     UsesOfGroups,
@@ -83,7 +94,16 @@ class NeighborArguments(RunningTextArguments):
     max_uses: int = option(2000, "Maximum number of uses to compare, in all or per group; drawn at random.")
     seed: int = option(0, "Seed of drawn uses, control words and random splits.")
     raw_text: bool = option(False, "Split lines with the model's tokenizer. Default: at spaces.")
-    output: str | None = option(None, "JSON file for the table; the picture is a .png next to it.")
+    clusters: int | None = option(
+        None,
+        "Number of clusters of the uses. Without a number, the one with the largest silhouette. Default: no clusters.",
+        nargs="?",
+        const=BY_SILHOUETTE,
+    )
+    output: str | None = option(
+        None, "JSON file for the results; a picture (.png) and a table of the uses (.uses.tsv) are written next to it."
+    )
+    save_vectors: bool = option(False, "Also write the uses with their vectors next to --output (.uses.parquet).")
     device: str | None = option(None, "Device. Default: cuda if available, else cpu.")
     trust_remote_code: bool = option(False, "Run code from the model's folder.")
 
@@ -91,6 +111,12 @@ class NeighborArguments(RunningTextArguments):
         if self.max_uses <= self.top_k:
             raise ValueError(f"--max_uses {self.max_uses}: pass more than --top_k {self.top_k}.")
         check_output(self.output, ".json")
+        if self.output is None:
+            refuse_unread(self, ["save_vectors"], "without --output, next to which they are written.")
+        if self.save_vectors:
+            require("pyarrow", extra="train", purpose="--save_vectors")
+        if self.clusters == 1:
+            raise ValueError("--clusters 1: pass 2 or more, or no number for the one with the largest silhouette.")
         if self.word is not None:
             check_pattern(self.word, "--word")
 
@@ -155,6 +181,10 @@ def main(arguments: list[str] | None = None) -> dict[str, Any]:
         tokenizer.splitter.words if parsed.raw_text else str.split,
     )
     text.check()
+    if parsed.output and table_of_uses(parsed).resolve() in [path.resolve() for path in text.files]:
+        raise ValueError(
+            f"--output {parsed.output} would replace {table_of_uses(parsed)}, which is read. Pass another."
+        )
     if groups.group_by:
         return find_change(parsed, groups, text, model, tokenizer)
     return find_neighbors(parsed, text, model, tokenizer)
@@ -172,7 +202,8 @@ def find_neighbors(parsed: NeighborArguments, text: GroupedText, model, tokenize
     if parsed.word_vectors is not None:
         nearest_words = words_in_file(parsed.word_vectors, word)
     uses, queries = sample_uses(all_uses, parsed.max_uses, parsed.queries, parsed.seed)
-    vectors = normalize(use_vectors(uses, model, tokenizer, parsed.layer))
+    unscaled = use_vectors(uses, model, tokenizer, parsed.layer)
+    vectors = normalize(unscaled)
     result: dict[str, Any] = {
         "word": word,
         "layer": parsed.layer,
@@ -191,12 +222,45 @@ def find_neighbors(parsed: NeighborArguments, text: GroupedText, model, tokenize
         shown = [[round(cosine, 3), str(uses[near]), str(uses[near].place)] for near, cosine in neighbors]
         result["queries"].append({"use": use, "place": str(uses[query].place), "neighbors": shown})
         colored[use] = [query, *(near for near, _ in neighbors)]
+    rows = described_uses(parsed, result, {"": uses}, vectors)
     print(format_neighbors(result))
+    if "clusters" in result:
+        print("\n" + format_clusters(result["clusters"]))
     if parsed.output:
         output = Path(parsed.output)
         write_json(output, result)
+        write_uses(parsed, rows, unscaled)
         draw_map(vectors, colored, output.with_suffix(".png"))
     return result
+
+
+def described_uses(
+    parsed: NeighborArguments, result: dict[str, Any], groups: UsesOfGroups, vectors: np.ndarray
+) -> list[UseRow]:
+    """The rows of the uses of a word. With `--clusters`, the result gets a description of the clusters.
+
+    Shape:
+        vectors: `(uses, hidden_size)`, of all groups.
+    """
+    numbers = None
+    if parsed.clusters is not None:
+        clusters = cluster_uses(vectors, parsed.clusters, parsed.seed)
+        if clusters is None:
+            logger.warning(f"--clusters: {len(vectors)} uses of {result['word']!r} are too few for clusters.")
+        else:
+            numbers = clusters.numbers
+            result["clusters"] = describe_clusters(clusters, groups, vectors, parsed.top_k)
+    return list(use_rows(result["word"], groups, vectors, numbers))
+
+
+def write_uses(parsed: NeighborArguments, rows: Sequence[UseRow], vectors: np.ndarray):
+    write_use_table(table_of_uses(parsed), rows)
+    if parsed.save_vectors:
+        write_use_vectors(table_of_uses(parsed).with_suffix(".parquet"), rows, vectors)
+
+
+def table_of_uses(parsed: NeighborArguments) -> Path:
+    return Path(str(parsed.output)).with_suffix(".uses.tsv")
 
 
 def find_change(
@@ -231,9 +295,14 @@ def find_change(
         "documents": text.documents,
     }
     results = [change.result for change in changes]
+    rows = []
+    for change in changes:
+        rows += described_uses(parsed, change.result, change.uses, np.concatenate([*change.vectors.values()]))
     if groups.words is None:
         result = {"word": parsed.word, **result, **results[0]}
         print(format_word(result, control_advice(groups)))
+        if "clusters" in result:
+            print("\n" + format_clusters(result["clusters"]))
     else:
         warn_of_few_permutations(groups.permutations, len(results))
         result["words"] = results
@@ -243,6 +312,7 @@ def find_change(
     if parsed.output:
         output = Path(parsed.output)
         write_json(output, result)
+        write_uses(parsed, rows, np.concatenate([vectors for change in changes for vectors in change.vectors.values()]))
         if groups.words is None:
             draw_change(shown_pairs(result), uses.are_ordered, changes[0].vectors, output.with_suffix(".png"))
     return result

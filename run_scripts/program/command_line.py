@@ -53,8 +53,8 @@ POSITIVE = """
     threads top_k unroll_steps vocabulary_size word_vectors_limit
 """
 NOT_NEGATIVE = """
-    controls dataloader_num_workers decay_steps doc_stride max_grad_norm scalar_mix_l2 warmup_steps weight_decay
-    word_embedding_size word_min_count
+    clusters controls dataloader_num_workers decay_steps doc_stride max_grad_norm scalar_mix_l2 warmup_steps
+    weight_decay word_embedding_size word_min_count
 """
 BELOW_ONE = "adam_beta1 adam_beta2 elmo_dropout ema_decay label_smoothing_factor"
 # What a number must be, and whether it is, by the name of its option: a name has one meaning in all programs.
