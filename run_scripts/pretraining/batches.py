@@ -530,6 +530,10 @@ def batch_loader(dataset: CorpusBatches, num_workers: int) -> DataLoader:
     """The batches in their order, prepared by `num_workers` processes (0: by this one).
 
     Without `pin_memory`: the model pins the few tensors that it moves, and the host reads the others.
+
+    On two cores of an AMD EPYC, raw English gives 37, 65 and 91 batches of 16,384 tokens a second by 0, 1 and 2
+    processes, and text that is split already 132, 89 and 137. So one process feeds a million words per second. On an
+    H100, training waited for it for 0.1 % of the time.
     """
     if num_workers:  # else a forked process warns about the threads of the Rust library, which is not used there
         os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
