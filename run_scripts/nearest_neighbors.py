@@ -31,7 +31,7 @@ from typing import Any
 import numpy as np
 from transformers.utils import logging
 
-from modeling_elmo.run_scripts.cards.figures import draw_change, draw_map
+from modeling_elmo.run_scripts.cards.figures import draw_change, draw_map, draw_ranking
 from modeling_elmo.run_scripts.program.command_line import ProgramParser, option, refuse_unread, require, run
 from modeling_elmo.run_scripts.program.files import check_output, write_json
 from modeling_elmo.run_scripts.program.sentences import warn_of_split_words
@@ -46,7 +46,7 @@ from modeling_elmo.run_scripts.vectors.neighbors import (
     sample_uses,
     use_vectors,
 )
-from modeling_elmo.run_scripts.vectors.usage_change import LEVEL, shown_pairs
+from modeling_elmo.run_scripts.vectors.usage_change import LEVEL, shown_pairs, typical_uses
 from modeling_elmo.run_scripts.vectors.use_clusters import (
     BY_SILHOUETTE,
     cluster_uses,
@@ -64,6 +64,7 @@ from modeling_elmo.run_scripts.vectors.uses import (
 )
 from modeling_elmo.run_scripts.vectors.word_changes import (
     ChangeSettings,
+    WordChange,
     compare_words,
     format_ranking,
     format_word,
@@ -75,9 +76,10 @@ from modeling_elmo.run_scripts.vectors.word_vectors import read_word_vectors
 
 logger = logging.get_logger(__name__)
 
+PICTURES = (".png", ".pdf", ".svg")
 SHOWN_WORDS = 10  # nearest by word vectors, as in Table 4
 LEAST_USES = 2  # of a group: one has no distance within
-DEFAULT_CONTROLS = 50  # enough for a p of 0.02
+DEFAULT_CONTROLS = 100  # with half as many, other draws often lead to another conclusion
 
 
 @dataclass(kw_only=True)
@@ -101,7 +103,9 @@ class NeighborArguments(RunningTextArguments):
         const=BY_SILHOUETTE,
     )
     output: str | None = option(
-        None, "JSON file for the results; a picture (.png) and a table of the uses (.uses.tsv) are written next to it."
+        None,
+        "File for the results (.json) or the picture (.png, .pdf, .svg). Both are written, with a table of the uses "
+        "(.uses.tsv) next to them; the picture of .json is a .png.",
     )
     save_vectors: bool = option(False, "Also write the uses with their vectors next to --output (.uses.parquet).")
     device: str | None = option(None, "Device. Default: cuda if available, else cpu.")
@@ -110,7 +114,9 @@ class NeighborArguments(RunningTextArguments):
     def __post_init__(self):
         if self.max_uses <= self.top_k:
             raise ValueError(f"--max_uses {self.max_uses}: pass more than --top_k {self.top_k}.")
-        check_output(self.output, ".json")
+        check_output(self.output)
+        if self.output is not None and Path(self.output).suffix not in (".json", *PICTURES):
+            raise ValueError(f"--output {self.output}: pass a file that ends in .json, {', '.join(PICTURES)}.")
         if self.output is None:
             refuse_unread(self, ["save_vectors"], "without --output, next to which they are written.")
         if self.save_vectors:
@@ -228,9 +234,9 @@ def find_neighbors(parsed: NeighborArguments, text: GroupedText, model, tokenize
         print("\n" + format_clusters(result["clusters"]))
     if parsed.output:
         output = Path(parsed.output)
-        write_json(output, result)
+        write_json(output.with_suffix(".json"), result)
         write_uses(parsed, rows, unscaled)
-        draw_map(vectors, colored, output.with_suffix(".png"))
+        draw_map(vectors, colored, picture_path(output))
     return result
 
 
@@ -311,10 +317,12 @@ def find_change(
         print(format_ranking(result, control_advice(groups)))
     if parsed.output:
         output = Path(parsed.output)
-        write_json(output, result)
+        write_json(output.with_suffix(".json"), result)
         write_uses(parsed, rows, np.concatenate([vectors for change in changes for vectors in change.vectors.values()]))
         if groups.words is None:
-            draw_change(shown_pairs(result), uses.are_ordered, changes[0].vectors, output.with_suffix(".png"))
+            draw_word(result, changes[0], parsed.top_k, picture_path(output))
+        else:
+            draw_ranking(result["ranking"], picture_path(output))
     return result
 
 
@@ -326,6 +334,21 @@ def warn_of_few_permutations(permutations: int, words: int):
             f"--permutations {permutations}: with {words} words, no q can be below {min(1, lowest_q):.3f}, "
             f"unless several words change; pass at least {needed}."
         )
+
+
+def draw_word(result: dict[str, Any], change: WordChange, top_k: int, path: Path):
+    """Draws the change of a word, with typical uses: `top_k` of each group if there are two groups, else one."""
+    number = top_k if len(change.uses) == 2 else 1
+    typical = {}
+    for group, uses in change.uses.items():
+        typical[group] = [(row, str(uses[row])) for row in typical_uses(change.vectors, group, number)]
+    pairs = shown_pairs(result)
+    random = change.random[tuple(pairs[0]["groups"])]
+    draw_change(pairs, result["ordered"], change.vectors, random, typical, path)
+
+
+def picture_path(output: Path) -> Path:
+    return output if output.suffix in PICTURES else output.with_suffix(".png")
 
 
 def words_of_options(parsed: NeighborArguments, groups: GroupArguments) -> tuple[list[str], list[str]]:

@@ -116,7 +116,7 @@ def measure(p: float, number: int, rank: int) -> dict:
 )
 def test_what_to_believe(p, number, rank, smallest_p, conclusion):
     assert conclude(measure(p, number, rank), smallest_p) == conclusion
-    (line,) = format_conclusions({"play": conclusion}, "pass --controls 50")
+    (line,) = format_conclusions({"play": conclusion}, "pass --controls 100")
     assert line.startswith(CONCLUSIONS[conclusion].split("{")[0]) and "play" in line and "{" not in line
 
 

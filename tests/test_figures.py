@@ -19,6 +19,7 @@ from modeling_elmo.run_scripts.cards.figures import (
     draw_data_curve,
     draw_layer_weights,
     draw_map,
+    draw_ranking,
 )
 
 EVALUATIONS = [
@@ -48,11 +49,28 @@ PAIRS = [
     {"groups": ["2000", "2010"], "apd": {"distance": 0.4, **VALUES}, "prt": {"distance": 0.2, **VALUES}},
 ]
 USES = {"1990": np.eye(4)[:1], "2000": np.eye(4)[1:], "2010": -np.eye(4)[:2]}
+# With control words; the observed distance of PRT is as large as that of one of them.
+CONTROLLED = {"p": 0.25, "rank": 2, "controls": {"b": 0.1, "c": 0.35}}
+TWO = [{**PAIRS[0], "apd": {**PAIRS[0]["apd"], **CONTROLLED}, "prt": {**PAIRS[0]["prt"], "p": 0.5}}]
+RANDOM = {"apd": np.array([0.1, 0.2, 0.2]), "prt": np.array([0.1, 0.1, 0.3])}
+TYPICAL = {"1990": [(0, "one [use]")], "2000": [(2, "$a [use]"), (0, "눈 [use]")]}
+RANKING = [
+    {
+        "groups": ["1990", "2000"],
+        "words": [
+            {"word": "play", "prt": {"distance": 0.5, **VALUES, **CONTROLLED}, "conclusion": "changed"},
+            {"word": "눈", "prt": {"distance": 0.1, **VALUES}, "conclusion": "no change"},
+        ],
+    }
+]
 COUNTS = [[0, 1000, 2000], [0, 0, 0], [6000, 7000, 8000]]  # the second label is of no text
 NAMES = ["$\\frac$", "$a-$b", "label 2"]  # no mathematics
 PICTURES = {
     "series": lambda path: draw_change(PAIRS, True, USES, path),
     "pairs": lambda path: draw_change(PAIRS, False, USES, path),
+    "pairs with controls": lambda path: draw_change(TWO * 2, False, USES, path),
+    "two groups": lambda path: draw_change(TWO, False, {**USES, "2010": np.eye(4)[:0]}, RANDOM, TYPICAL, path),
+    "ranking": lambda path: draw_ranking(RANKING, path),
     "pretraining": lambda path: draw_curve([RUN], SAMPLED, path),
     "trained further": lambda path: draw_curve([RUN, FURTHER], SAMPLED, path),
     "map": lambda path: draw_map(np.eye(4), {"one": [0, 1], "눈": [2]}, path),
@@ -70,6 +88,7 @@ def figures(monkeypatch):
     pytest.importorskip("matplotlib")
     drawn = []
     new_figure = figure_module.new_figure
+    monkeypatch.setattr(figure_module, "WIDE_FONTS", ())  # this system may have some
     monkeypatch.setattr(figure_module, "new_figure", lambda *size: drawn.append(new_figure(*size)) or drawn[-1])
     return drawn
 
@@ -114,9 +133,34 @@ def test_pictures(figures, tmp_path):
     check_golden("\n".join(found) + "\n", "pages/pictures.txt")
 
 
+def test_fonts_that_are_installed_are_used_for_letters_that_others_lack(figures, monkeypatch, tmp_path, caplog):
+    letter = "\u1d81"  # in a font that comes with matplotlib, and not in its default font
+    assert figure_module.can_draw("play") and not figure_module.can_draw(letter)
+    draw_map(np.eye(4), {letter: [0]}, tmp_path / "a.png")
+    assert "the picture has words such as 'query 1' instead. Install a font with these letters" in caplog.text
+    monkeypatch.setattr(figure_module, "WIDE_FONTS", ("No such font", "STIXGeneral"))
+    for ending in ("png", "pdf", "svg"):
+        draw_map(np.eye(4), {letter: [0]}, tmp_path / f"b.{ending}")
+    labels = [axis.get_legend_handles_labels()[1] for figure in figures for axis in figure.axes]
+    assert labels == [["query 1"], *[[letter]] * 3]
+    assert (tmp_path / "b.pdf").read_bytes().startswith(b"%PDF") and b"<svg" in (tmp_path / "b.svg").read_bytes()
+
+
+def test_groups_are_ordered_and_apart_in_gray():
+    from matplotlib.colors import to_rgb
+
+    for number in (2, 5, 9):
+        grays = []
+        for index in range(number):
+            red, green, blue = to_rgb(figure_module.group_style(index, number)["color"])
+            grays.append(0.299 * red + 0.587 * green + 0.114 * blue)
+        steps = np.diff(grays)
+        assert steps.min() > 0.4 / number and grays[-1] < 0.85
+
+
 @pytest.mark.parametrize("name", PICTURES)
 def test_without_matplotlib_a_warning_names_the_picture(name, tmp_path, monkeypatch, caplog):
-    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
     assert PICTURES[name](tmp_path / "other.png") is False and not (tmp_path / "other.png").exists()
     assert 'other.png is not drawn: that needs matplotlib; pip install "modeling-elmo[train]"' in caplog.messages[-1]
 

@@ -13,6 +13,7 @@ from pretraining_worker import arguments_of
 from sklearn.neighbors import NearestNeighbors
 from task_worker import bilm, read_json, written
 
+from modeling_elmo.run_scripts.cards import figures as figure_module
 from modeling_elmo.run_scripts.cards.figures import draw_map
 from modeling_elmo.run_scripts.nearest_neighbors import main, words_in_file
 from modeling_elmo.run_scripts.vectors import embedding, neighbors
@@ -122,6 +123,7 @@ def test_map_shows_groups_in_their_plane(tmp_path, monkeypatch):
     from matplotlib.figure import Figure
 
     figures, save = [], Figure.savefig
+    monkeypatch.setattr(figure_module, "WIDE_FONTS", ())  # this system may have some
     monkeypatch.setattr(Figure, "savefig", lambda self, *args: (figures.append(self), save(self, *args)))
     draw = random.Random(0)
     flat = np.array([[draw.gauss(0, 3), draw.gauss(0, 2)] for _ in range(30)])
@@ -168,6 +170,14 @@ def test_raw_text_is_split_by_the_tokenizer(options, text, expected, tmp_path):
     assert {query["use"], *(use for _, use, _ in query["neighbors"])} == expected
 
 
+@pytest.mark.parametrize(("ending", "beginning"), [("pdf", b"%PDF"), ("svg", b"<?xml")])
+def test_the_picture_has_the_format_of_the_output(folder, tmp_path, ending, beginning):
+    found = run_neighbors(folder, output=tmp_path / f"play.{ending}")
+    assert (tmp_path / f"play.{ending}").read_bytes().startswith(beginning)
+    assert read_json(tmp_path / "play.json") == found and (tmp_path / "play.uses.tsv").exists()
+    assert not (tmp_path / "play.png").exists()
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [
@@ -176,7 +186,7 @@ def test_raw_text_is_split_by_the_tokenizer(options, text, expected, tmp_path):
         ({"layer": "3"}, "--layer 3: pass top, average, mixed, or a number up to 2"),
         ({"min_uses": 5}, "--min_uses 5 .* without --group_by"),
         ({"max_uses": 2}, "--max_uses 2: pass more than --top_k 2"),
-        ({"output": "play.png"}, r"--output play\.png: .* \.json"),
+        ({"output": "play.txt"}, r"--output play\.txt: pass a file that ends in \.json, \.png, \.pdf, \.svg"),
     ],
 )
 def test_mistakes(folder, options, message):

@@ -170,10 +170,10 @@ def test_too_few_controls_and_documents_are_told(run, folder, capsys):
     run(words=None, word=PLANTED, control_words=few)
     assert "at least 19 control words, add words to --control_words" in capsys.readouterr().out
     run(words=None, word=PLANTED)
-    assert "at least 19 control words, pass --controls 50, or --control_words FILE" in capsys.readouterr().out
+    assert "at least 19 control words, pass --controls 100, or --control_words FILE" in capsys.readouterr().out
     found = run(words=None, word=PLANTED, document_column="period", control_words=folder / "controls.txt")
     assert found["pairs"][0]["documents"] == [1, 1] and found["pairs"][0]["smallest_p"] == 1
-    assert "Believe the controls: old, new. PRT is larger" in capsys.readouterr().out
+    assert "Believe the controls: old, new. PRT is in the top" in capsys.readouterr().out
     run(words=None, word=PLANTED, document_column=None)
     assert "Random splits move single uses, so p is too small" in capsys.readouterr().out
 

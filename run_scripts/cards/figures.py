@@ -28,10 +28,19 @@ Curve = tuple[list[int], list[float]]  # steps and values
 
 COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")  # Okabe and Ito's palette
 MARKERS = "os^Dv<>"
+LIGHTEST = 0.9  # of the color map of groups; its end is a yellow that is hard to see on white
+NUMBER_BOX = {"boxstyle": "circle,pad=0.15", "facecolor": "white", "edgecolor": "black", "linewidth": 0.6}
 ERROR_BARS = {"markersize": 5, "linewidth": 1.5, "capsize": 3}
 SLANTED_LABELS = {"rotation": 35, "ha": "right", "rotation_mode": "anchor"}  # for labels that would overlap
 MOST_NUMBERED_LABELS = 15  # a larger confusion matrix has no numbers in its cells
 DIRECTIONS = {"perplexity": "both directions", "forward": "forward", "backward": "backward"}  # keys of an evaluation
+# Fonts with Hangul or Han of Linux, macOS and Windows.
+WIDE_FONTS = (
+    *("Noto Sans CJK KR", "Noto Sans CJK SC", "Noto Sans CJK JP", "Noto Sans CJK TC", "Noto Sans KR", "Noto Sans SC"),
+    *("Noto Sans JP", "Source Han Sans", "NanumGothic", "UnDotum", "WenQuanYi Zen Hei", "WenQuanYi Micro Hei"),
+    *("Apple SD Gothic Neo", "AppleGothic", "PingFang SC", "Hiragino Sans", "Heiti TC", "Arial Unicode MS"),
+    *("Malgun Gothic", "Microsoft YaHei", "Yu Gothic", "SimHei", "SimSun"),
+)
 MEASURES_OF_CHANGE = {"apd": "average pairwise distance", "prt": "distance of prototypes"}
 
 
@@ -44,17 +53,29 @@ def picture(draw: Callable[..., Any]) -> Callable[..., bool]:
         figure = None
         reason = "its records have nothing to draw"
         try:
-            figure = draw(*arguments)
+            import matplotlib
+
+            with matplotlib.rc_context({"font.family": font_families()}):
+                figure = draw(*arguments)
+                if figure is not None:
+                    Path(path).parent.mkdir(parents=True, exist_ok=True)
+                    figure.savefig(path)
         except ImportError:
             reason = 'that needs matplotlib; pip install "modeling-elmo[train]"'
         if figure is None:
             logger.warning(f"{path} is not drawn: {reason}")
-            return False
-        Path(path).parent.mkdir(parents=True, exist_ok=True)
-        figure.savefig(path)
-        return True
+        return figure is not None
 
     return write
+
+
+def font_families() -> list[str]:
+    """The default fonts, and for letters that they lack those installed fonts that have Hangul or Han."""
+    from matplotlib import rcParams
+    from matplotlib.font_manager import fontManager
+
+    installed = set(fontManager.get_font_names())
+    return [*rcParams["font.family"], *(name for name in WIDE_FONTS if name in installed)]
 
 
 def new_figure(width: float, height: float) -> Any:
@@ -306,31 +327,115 @@ def draw_map(vectors: np.ndarray, groups: Mapping[str, Sequence[int]]):
     return figure
 
 
-def draw_plane(axis, vectors: np.ndarray, groups: Mapping[str, Sequence[int]], size: int = 36):
-    points, (first, second) = principal_plane(vectors)
+def draw_plane(axis, vectors: np.ndarray, groups: Mapping[str, Sequence[int]]):
+    points, shares = principal_plane(vectors)
     axis.scatter(*points.T, s=10, color="0.8", label="_")
     for index, (label, rows) in enumerate(groups.items()):
-        label = plain(label) if can_draw(label) else f"query {index + 1}"
         group = points[list(rows)]
-        axis.scatter(*group.T, s=size, label=label, **point_style(index))
+        axis.scatter(*group.T, s=36, label=drawable(label, f"query {index + 1}"), **point_style(index))
+    label_plane(axis, shares)
+
+
+def label_plane(axis, shares: np.ndarray):
+    first, second = shares
     axis.set_xlabel(f"first principal component ({first:.0%} of the variance)")
     axis.set_ylabel(f"second ({second:.0%})")
 
 
+def group_style(index: int, number: int) -> dict[str, Any]:
+    """A color and a marker of a group. The colors go from dark to light, also in gray."""
+    from matplotlib import colormaps
+
+    share = LIGHTEST * index / max(1, number - 1)
+    return {"color": colormaps["viridis"](share), "marker": MARKERS[index % len(MARKERS)]}
+
+
 @picture
-def draw_change(pairs: Sequence[Mapping[str, Any]], is_series: bool, vectors: Mapping[str, np.ndarray]):
-    """Distances between groups of uses above the range of random splits, and the map of all uses, colored by group.
+def draw_change(
+    pairs: Sequence[Mapping[str, Any]],
+    is_series: bool,
+    vectors: Mapping[str, np.ndarray],
+    random: Mapping[str, np.ndarray] | None = None,
+    typical: Mapping[str, Sequence[tuple[int, str]]] | None = None,
+):
+    """Distances between groups of uses beside random splits and control words, and the map of all uses.
+
+    A single pair has the distribution of random splits; several pairs have its range. On the map, groups have colors
+    from dark to light, and numbers of typical uses, which are named below.
 
     Args:
         pairs: pairs of groups with the measures of `MEASURES_OF_CHANGE`, as from `compare_groups`.
         is_series: whether the pairs follow each other, so that a line joins them.
         vectors: of each group. Shape: (uses, dimension).
+        random: distances of random splits of a single pair, by measure.
+        typical: row and text of some uses of each group.
     """
     figure = new_figure(13, 6)
     panels = figure.subplot_mosaic([["apd", "map"], ["prt", "map"]], width_ratios=[1, 1.2])
+    if len(pairs) == 1 and random is not None:
+        for name, title in MEASURES_OF_CHANGE.items():
+            draw_distribution(panels[name], pairs[0][name], random[name], title)
+    else:
+        draw_pairs(panels, pairs, is_series)
+    panels["apd"].legend(fontsize=8)
+    points, shares = principal_plane(np.concatenate([*vectors.values()]))
+    ends = np.cumsum([len(uses) for uses in vectors.values()])
+    groups = dict(zip(vectors, np.split(points, ends[:-1]), strict=True))
+    handles = draw_groups(panels["map"], groups)
+    label_plane(panels["map"], shares)
+    figure.legend(handles=handles, loc="outside right upper", fontsize=8)
+    texts = name_uses(panels["map"], groups, typical or {})
+    if texts:
+        *_, height = figure.get_size_inches()
+        figure.set_figheight(height + 0.2 * len(texts))
+        figure.legend(handles=texts, loc="outside lower center", fontsize=8)
+    return figure
+
+
+def draw_groups(axis, groups: Mapping[str, np.ndarray]) -> list[Any]:
+    """Draws the points of all groups, and returns what the legend shows."""
+    handles = []
+    for index, (group, points) in enumerate(groups.items()):
+        label = drawable(group, f"group {index + 1}")
+        style = group_style(index, len(groups))
+        handles.append(axis.scatter(*points.T, s=14, label=label, edgecolor="black", linewidth=0.3, **style))
+    return handles
+
+
+def name_uses(axis, groups: Mapping[str, np.ndarray], typical: Mapping[str, Sequence[tuple[int, str]]]) -> list[Any]:
+    """Numbers typical uses on the map, and returns what the legend shows of them."""
+    handles = []
+    for index, (group, points) in enumerate(groups.items()):
+        style = group_style(index, len(groups))
+        for row, text in typical.get(group, ()):
+            number = len(handles) + 1
+            label = f"{number}  {drawable(text, 'a use in letters that no installed font has')}"
+            handles.append(axis.scatter(*points[row], s=70, label=label, edgecolor="black", linewidth=1.2, **style))
+            axis.annotate(
+                str(number), points[row], (5, 5), textcoords="offset points", fontsize=9, bbox=NUMBER_BOX, zorder=5
+            )
+    return handles
+
+
+def draw_distribution(axis, measure: Mapping[str, Any], random: np.ndarray, title: str):
+    """Draws the distances of random splits as a histogram, the observed one as a line, and controls as ticks."""
+    axis.hist(random, bins=40, color="0.75", label=f"{len(random):,} random splits")
+    controls = list(measure.get("controls", {}).values())
+    told = f"p = {measure['p']:.3f}"
+    if controls:
+        heights = np.full(len(controls), -0.06 * axis.get_ylim()[1])
+        axis.plot(controls, heights, "|", color=COLORS[1], markersize=12, label=f"{len(controls)} control words")
+        told += f", above {1 + len(controls) - measure['rank']} of {len(controls)} control words"
+    axis.axvline(measure["distance"], color="black", linewidth=2, label="observed")
+    axis.axhline(0, color="0.5", linewidth=0.8)
+    axis.set(xlabel=f"{title}: {told}", ylabel="random splits")
+    axis.spines[["top", "right"]].set_visible(False)
+
+
+def draw_pairs(panels: Mapping[str, Any], pairs: Sequence[Mapping[str, Any]], is_series: bool):
+    """Draws a panel for each measure, with a place for each pair of groups."""
     for name, title in MEASURES_OF_CHANGE.items():
-        distances = [pair[name] for pair in pairs]
-        draw_distances(panels[name], distances, title, is_series)
+        draw_distances(panels[name], [pair[name] for pair in pairs], title, is_series)
     places = range(len(pairs))
     labels = []
     for pair in pairs:
@@ -338,30 +443,69 @@ def draw_change(pairs: Sequence[Mapping[str, Any]], is_series: bool, vectors: Ma
         labels.append("\n".join(groups))
     panels["apd"].set_xticks(places, [""] * len(pairs))
     panels["prt"].set_xticks(places, labels, **SLANTED_LABELS, fontsize=8)
-    panels["apd"].legend(fontsize=8)
-    rows = {}
-    end = 0
-    for group, uses in vectors.items():
-        start = end
-        end += len(uses)
-        rows[group] = range(start, end)
-    draw_plane(panels["map"], np.concatenate([*vectors.values()]), rows, size=14)
-    handles, labels = panels["map"].get_legend_handles_labels()
-    figure.legend(handles, labels, loc="outside right upper", fontsize=8)
-    return figure
 
 
-def draw_distances(axis, distances: Sequence[Mapping[str, float]], title: str, is_series: bool):
-    """Draws the distances of pairs of groups above bars, the range of random splits."""
-    values = [(distance["distance"], distance["random_5"], distance["random_95"]) for distance in distances]
-    observed, low, high = np.transpose(values)
-    places = range(len(distances))
-    axis.bar(places, high - low, bottom=low, width=0.6, color="0.8", label="90 % of random splits")
+def draw_distances(axis, distances: Sequence[Mapping[str, Any]], title: str, is_series: bool):
+    """Draws the distances of pairs of groups above bars, the range of random splits, with controls as ticks."""
+    draw_ranges(axis, distances, vertical=True)
     line = "-" if is_series else "none"
+    observed = [distance["distance"] for distance in distances]
     axis.plot(observed, label="observed", linestyle=line, markersize=5, **point_style(0))
     axis.set(ylabel=title, xlim=(-0.6, len(distances) - 0.4))
     axis.use_sticky_edges = False  # else no space below the bars
     axis.grid(axis="y", alpha=0.3)
+
+
+def draw_ranges(axis, distances: Sequence[Mapping[str, Any]], vertical: bool):
+    """Draws the range of random splits as a bar in each place, and the distances of control words as ticks."""
+    places = range(len(distances))
+    low = np.array([distance["random_5"] for distance in distances])
+    high = np.array([distance["random_95"] for distance in distances])
+    label = "90 % of random splits"
+    if vertical:
+        axis.bar(places, high - low, bottom=low, width=0.6, color="0.8", label=label)
+    else:
+        axis.barh(places, high - low, left=low, height=0.6, color="0.8", label=label)
+    label = "control words"
+    for place, distance in enumerate(distances):
+        controls = list(distance.get("controls", {}).values())
+        if controls:
+            points = [[place] * len(controls), controls]
+            x, y = points if vertical else points[::-1]
+            marker = "_" if vertical else "|"
+            axis.plot(x, y, marker, color=COLORS[1], markersize=5, markeredgewidth=0.8, label=label)
+            label = "_"
+
+
+@picture
+def draw_ranking(ranking: Sequence[Mapping[str, Any]]):
+    """The PRT of many words, beside the range of random splits and control words; a panel for each pair of groups.
+
+    Args:
+        ranking: pairs of groups, each with its words by decreasing change.
+    """
+    most = max(len(pair["words"]) for pair in ranking)
+    figure = new_figure(2 + 5 * len(ranking), 1.5 + 0.24 * most)
+    axes = figure.subplots(1, len(ranking), squeeze=False)[0]
+    for axis, pair in zip(axes, ranking, strict=True):
+        words = pair["words"]
+        measures = [row["prt"] for row in words]
+        draw_ranges(axis, measures, vertical=False)
+        for is_changed, fill in ((True, "black"), (False, "white")):
+            rows = [place for place, row in enumerate(words) if (row["conclusion"] == "changed") == is_changed]
+            if rows:
+                distances = [measures[place]["distance"] for place in rows]
+                label = "changed" if is_changed else "not shown to change"
+                axis.plot(distances, rows, "o", color="black", markerfacecolor=fill, markersize=5, label=label)
+        names = [drawable(row["word"], f"word {place + 1}") for place, row in enumerate(words)]
+        axis.set_yticks(range(len(words)), names, fontsize=9)
+        axis.set_ylim(len(words) - 0.4, -0.6)  # the first word at the top
+        axis.set_xlim(left=0)
+        groups = " and ".join(map(plain, pair["groups"]))
+        axis.set_xlabel(f"{MEASURES_OF_CHANGE['prt']} between {groups}")
+        axis.grid(axis="x", alpha=0.3)
+    figure.legend(*axes[0].get_legend_handles_labels(), loc="outside upper center", ncols=4, fontsize=8)
+    return figure
 
 
 def principal_plane(vectors: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -381,9 +525,21 @@ def plain(text: str) -> str:
     return text.replace("$", r"\$")
 
 
+def drawable(text: str, replacement: str) -> str:
+    """The text for matplotlib, or a replacement if no font has its letters, which a warning tells."""
+    if can_draw(text):
+        return plain(text)
+    logger.warning_once(
+        "The fonts that matplotlib found lack some letters, such as Hangul or Han, so the picture has words such as "
+        f"{replacement!r} instead. Install a font with these letters, such as Noto Sans CJK."
+    )
+    return replacement
+
+
 def can_draw(text: str) -> bool:
-    """Whether matplotlib's font has these letters; it has no Hangul, for example."""
+    """Whether one of matplotlib's fonts has each letter; its own font has no Hangul, for example."""
+    from matplotlib import rcParams
     from matplotlib.font_manager import FontProperties, findfont, get_font
 
-    font = get_font(findfont(FontProperties()))
-    return all(font.get_char_index(ord(letter)) for letter in text)
+    fonts = [get_font(findfont(FontProperties(family=[family]))) for family in rcParams["font.family"]]
+    return all(any(font.get_char_index(ord(letter)) for font in fonts) for letter in text)

@@ -27,18 +27,18 @@ GroupPair = tuple[str, str]
 
 # What to conclude from both tests, with what to do next.
 CONCLUSIONS = {
-    "changed": "Changed: {names}. PRT is larger than in random splits, and than for nearly all control words. Read the "
+    "changed": "Changed: {names}. PRT is larger than in random splits, and in the top 5 % of control words. Read the "
     "uses to see what has changed.",
-    "as controls": "Believe the controls, not p: {names}. Random splits seldom give such a PRT, but more than one in "
-    "twenty control words has it, too. So the groups differ in topic, genre or authors, and nothing shows a change of "
-    "these words.",
-    "as random": "Believe p, not the controls: {names}. Few control words have such a PRT, but random splits often do. "
-    "So chance or a few documents may be the reason, and uses from more documents are needed.",
+    "as controls": "Believe the controls, not p: {names}. Random splits seldom give such a PRT, but it is not in the "
+    "top 5 % of control words. So the groups differ in topic, genre or authors, and nothing shows a change of these "
+    "words.",
+    "as random": "Believe p, not the controls: {names}. PRT is in the top 5 % of control words, but random splits "
+    "often give it. So chance or a few documents may be the reason, and uses from more documents are needed.",
     "no change": "No change is shown: {names}. Random splits often give such a PRT.",
-    "above controls": "Believe the controls: {names}. PRT is larger than for nearly all control words, but there are "
-    "too few documents for a permutation test, whose p cannot be as low as {level}.",
+    "above controls": "Believe the controls: {names}. PRT is in the top 5 % of control words, but there are too few "
+    "documents for a permutation test, whose p cannot be as low as {level}.",
     "too few documents": "Undecided: {names}. There are too few documents for a permutation test, whose p cannot be "
-    "as low as {level}, and PRT is not shown to be larger than for nearly all of at least {fewest} control words.",
+    "as low as {level}, and PRT is not shown to be in the top 5 % of at least {fewest} control words.",
     "p alone": "Undecided: {names}. PRT is larger than in random splits, as for most words if groups differ in topic "
     "or genre. To compare with at least {fewest} control words, {advice}.",
 }
