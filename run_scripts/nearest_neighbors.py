@@ -76,7 +76,7 @@ from modeling_elmo.run_scripts.vectors.word_vectors import read_word_vectors
 
 logger = logging.get_logger(__name__)
 
-PICTURES = (".png", ".pdf", ".svg")
+PICTURE_SUFFIXES = (".png", ".pdf", ".svg")
 SHOWN_WORDS = 10  # nearest by word vectors, as in Table 4
 LEAST_USES = 2  # of a group: one has no distance within
 DEFAULT_CONTROLS = 100  # with half as many, other draws often lead to another conclusion
@@ -115,8 +115,8 @@ class NeighborArguments(RunningTextArguments):
         if self.max_uses <= self.top_k:
             raise ValueError(f"--max_uses {self.max_uses}: pass more than --top_k {self.top_k}.")
         check_output(self.output)
-        if self.output is not None and Path(self.output).suffix not in (".json", *PICTURES):
-            raise ValueError(f"--output {self.output}: pass a file that ends in .json, {', '.join(PICTURES)}.")
+        if self.output is not None and Path(self.output).suffix not in (".json", *PICTURE_SUFFIXES):
+            raise ValueError(f"--output {self.output}: pass a file that ends in .json, {', '.join(PICTURE_SUFFIXES)}.")
         if self.output is None:
             refuse_unread(self, ["save_vectors"], "without --output, next to which they are written.")
         if self.save_vectors:
@@ -348,7 +348,7 @@ def draw_word(result: dict[str, Any], change: WordChange, top_k: int, path: Path
 
 
 def picture_path(output: Path) -> Path:
-    return output if output.suffix in PICTURES else output.with_suffix(".png")
+    return output if output.suffix in PICTURE_SUFFIXES else output.with_suffix(".png")
 
 
 def words_of_options(parsed: NeighborArguments, groups: GroupArguments) -> tuple[list[str], list[str]]:
