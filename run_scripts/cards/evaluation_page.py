@@ -53,4 +53,5 @@ def confusion_matrix(confusions: list[JsonObject]) -> dict[str, Any] | None:
     predicted = sorted({name for _, name in counts}, key=lambda name: (not name, name))
     if not counts or max(len(golds), len(predicted)) > MOST_CLASSES_OF_MATRIX:
         return None
-    return {"golds": golds, "predicted": predicted, "counts": counts, "other_words": other_words}
+    right = {(row["gold"], row["predicted"]) for row in confusions if row["kind"] == "right"}
+    return {"golds": golds, "predicted": predicted, "counts": counts, "right": right, "other_words": other_words}
