@@ -3,8 +3,9 @@
     elmo export --model DIR --output_dir DIR_ONNX
     elmo export --model DIR --format pt2 --output_dir DIR_PT2
 
-The new folder has `model.onnx` or `model.pt2`, the tokenizer, the configuration, and for ONNX an example script. It is
-written only if the exported model agrees with the model on a few sentences.
+The new folder has `model.onnx` or `model.pt2`, the tokenizer, the configuration, and for ONNX an example script, of a
+tagger two: `onnx_vectors.py` spells words, and `onnx_tags.py` prints words with their tags. The folder is written only
+if the exported model agrees with the model on a few sentences.
 
 Inputs:
     `character_ids` `(batch, time, max_word_length)`; `input_ids` `(batch, time)` for models with word vectors or a CRF;
@@ -28,15 +29,24 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 from transformers import AutoConfig, AutoModel, AutoModelForSequenceClassification, AutoModelForTokenClassification
+from transformers.utils import CONFIG_NAME
 
-from modeling_elmo import ELMoForSequenceClassification, ELMoForTokenClassification, ELMoModel, ELMoPreTrainedModel
+from modeling_elmo import (
+    ELMoConfig,
+    ELMoForSequenceClassification,
+    ELMoForTokenClassification,
+    ELMoModel,
+    ELMoPreTrainedModel,
+)
 from modeling_elmo.conversion.files import check_empty, staged
 from modeling_elmo.heads.crf import bio_constraints
 from modeling_elmo.run_scripts.program.command_line import ProgramParser, option, require, run
+from modeling_elmo.run_scripts.program.files import read_json, write_json
 from modeling_elmo.run_scripts.program.models import check_model, load_pretrained
 from modeling_elmo.run_scripts.vectors.embedding import load_model_and_tokenizer
 
 EXAMPLE = Path(__file__).parent / "vectors" / "onnx_vectors.py"
+EXAMPLE_OF_TAGS = EXAMPLE.with_name("onnx_tags.py")
 AUTO_CLASSES = {
     "ELMoModel": AutoModel,
     "ELMoForPreTraining": AutoModel,  # its biLM
@@ -92,9 +102,9 @@ def main(arguments: list[str] | None = None) -> Path:
         if not difference <= LARGEST_DIFFERENCE:
             raise ValueError(f"That is more than {LARGEST_DIFFERENCE}: {output_dir} is not written.")
         tokenizer.save_pretrained(folder)
-        model.config.to_json_file(folder / "config.json")  # the names of labels
-        if is_onnx and example_fits(model, tokenizer):
-            shutil.copy(EXAMPLE, folder)
+        write_config(model.config, folder)
+        for example in examples_for(model, tokenizer) if is_onnx else ():
+            shutil.copy(example, folder)
         size = file.stat().st_size
     print(f"Wrote {output_dir / file.name}, {size:,} bytes.")
     return output_dir
@@ -214,12 +224,23 @@ def compare(exported: Callable[..., dict[str, Tensor]], model, batches: list[dic
     return torch.stack(differences).max().item()
 
 
-def example_fits(model, tokenizer) -> bool:
-    """Whether the example reads words as the tokenizer does, and the model gives a vector for each."""
-    reads_bytes = (
-        tokenizer.alphabet == "utf8" and not tokenizer.literal_markers and not model.config.word_embedding_size
-    )
-    return reads_bytes and isinstance(model, (ELMoModel, ELMoForTokenClassification)) and not has_crf(model)
+def write_config(config: ELMoConfig, folder: Path):
+    """Writes the configuration, which names the labels, with its code, so that `AutoTokenizer` knows the model type."""
+    config.save_pretrained(folder)
+    path = folder / CONFIG_NAME
+    values = read_json(path)
+    values["auto_map"] = {"AutoConfig": values["auto_map"]["AutoConfig"]}
+    write_json(path, values)
+    (folder / "modeling_elmo.py").unlink()  # the model itself is in the exported file
+
+
+def examples_for(model, tokenizer) -> list[Path]:
+    """The examples that read words as the tokenizer does, and print a vector or a tag for each."""
+    if tokenizer.alphabet != "utf8" or tokenizer.literal_markers or model.config.word_embedding_size:
+        return []
+    if isinstance(model, ELMoForTokenClassification):
+        return [EXAMPLE, EXAMPLE_OF_TAGS]
+    return [EXAMPLE] if isinstance(model, ELMoModel) else []
 
 
 if __name__ == "__main__":

@@ -1,7 +1,11 @@
 """`elmo export`: the exported models against the model and AllenNLP's numbers, the example alone, and mistakes."""
 
 import importlib.util
+import itertools
 import json
+import os
+import runpy
+import subprocess
 import sys
 from types import SimpleNamespace
 
@@ -27,6 +31,7 @@ from modeling_elmo.conversion.formats import convert_checkpoint
 from modeling_elmo.conversion.original import OriginalCheckpoint
 from modeling_elmo.run_scripts import export
 from modeling_elmo.run_scripts.export import PACKAGES_OF_ONNX, check_exportable, load_onnx
+from modeling_elmo.tokenization.elmo_characters import SPECIAL_WORDS
 
 ALLENNLP = ELMO_FIXTURES / "allennlp"
 WITH_ONNX = pytest.mark.skipif(
@@ -203,7 +208,7 @@ SMALL = {"num_hidden_layers": 1, "num_labels": 3, "vocab_size": 5, "head": "line
         (ELMoModel, {"word_embedding_size": 4}, {"elmo_embeddings", "hidden_states"}, False),
         (ELMoModel, {"word_embedding_size": 4, "char_vocab_size": 0}, {"elmo_embeddings", "hidden_states"}, False),
         (ELMoForTokenClassification, {}, {"logits"}, True),
-        (ELMoForTokenClassification, {"head": "paper"}, {"logits", "predictions"}, False),
+        (ELMoForTokenClassification, {"head": "paper"}, {"logits", "predictions"}, True),
         (ELMoForSequenceClassification, {"freeze_bilm": False}, {"logits"}, False),
     ],
 )
@@ -214,11 +219,70 @@ def test_other_models(tmp_path, capsys, model_class, options, outputs, has_examp
     output = export.main(arguments(folder, tmp_path / "onnx"))
     assert {path.suffix for path in output.iterdir()} >= {".onnx", ".json"}
     assert (output / "onnx_vectors.py").exists() == has_example
+    assert (output / "onnx_tags.py").exists() == (model_class is ELMoForTokenClassification)
     tokenizer = ELMoTokenizer.from_pretrained(output)
     names = export.input_names(model)
     inputs = {name: tensor for name, tensor in tokenizer("They play", return_tensors="pt").items() if name in names}
     assert load_onnx(output / "model.onnx")(**inputs).keys() == outputs
     assert json.loads((output / "config.json").read_text())["id2label"].keys() == {"0", "1", "2"}
+
+
+TOKENIZER_ALONE = """
+import sys
+sys.modules["modeling_elmo"] = None  # as if it were not installed
+from transformers import AutoTokenizer
+print(AutoTokenizer.from_pretrained(sys.argv[1], trust_remote_code=True)("They play")["input_ids"])
+"""
+SPELLED = ["They", "PLAY", "won’t", "<S>", "naïve", "x" * 60, "unseen", "<PAD>"]
+
+
+@pytest.mark.slow
+@WITH_ONNX
+@pytest.mark.parametrize("head", ["linear", "paper"])
+def test_tags_without_this_package(tmp_path, head):
+    """The script prints the tags of the model, with word ids by the rules of the tokenizer, which loads in silence."""
+    tokenizer = ELMoTokenizer(plain_signs=True, pre_tokenization="whitespace", cut_before_lookup=True)
+    tokenizer = tokenizer.with_vocabulary([*SPECIAL_WORDS, "They", "play", "won't", "x" * 48], lowercase_unknown=True)
+    names = {number: f"L{number}" for number in range(9)}
+    options = {"head": head, "id2label": names, "num_labels": 9, "vocab_size": len(tokenizer), "max_word_length": 50}
+    model = stirred(tiny_model(ELMoForTokenClassification, **SMALL | options)).eval()
+    sentences = [SPELLED, ["play"]]
+    inputs = tokenizer(sentences, is_split_into_words=True, padding=True, return_tensors="pt")
+    with torch.no_grad():
+        if head == "linear":  # so that words differ in their tags
+            model.classifier.bias.sub_(model(**inputs).logits[0].mean(0))
+        found = model(**inputs)
+    model.save_pretrained(tmp_path / "model")
+    tokenizer.save_pretrained(tmp_path / "model")
+    output = export.main(arguments(tmp_path / "model", tmp_path / "onnx"))
+    printed = run(sys.executable, "onnx_tags.py", *map(" ".join, sentences), cwd=output)
+    best = found.predictions if head == "paper" else found.logits.argmax(-1)
+    expected = []
+    for words, row in zip(sentences, best.tolist(), strict=True):
+        expected += [f"{word}\t{names[label]}" for word, label in zip(words, row[1:], strict=False)]
+    assert printed.splitlines() == expected and len({line.split("\t")[1] for line in expected}) > 1
+    ids = tokenizer("They play")["input_ids"]
+    home = {"HF_HOME": str(tmp_path), "HF_HUB_OFFLINE": "1"}
+    done = subprocess.run(
+        [sys.executable, "-c", TOKENIZER_ALONE, str(output)], env=os.environ | home, capture_output=True, text=True
+    )
+    assert (done.stdout, done.stderr) == (f"{ids}\n", "")
+
+
+@pytest.mark.slow
+@WITH_ONNX
+def test_word_ids_of_the_example_of_tags(monkeypatch):
+    monkeypatch.syspath_prepend(str(export.EXAMPLE.parent))
+    names = runpy.run_path(str(export.EXAMPLE_OF_TAGS), run_name="example")
+    words = [*SPECIAL_WORDS, "They", "play", "won't", "x" * 18, "<S>s"]
+    for lowercase, cut, plain in itertools.product([False, True], repeat=3):
+        tokenizer = ELMoTokenizer(max_word_length=20, plain_signs=plain, cut_before_lookup=cut)
+        tokenizer = tokenizer.with_vocabulary(words, lowercase_unknown=lowercase)
+        settings = {"plain_signs": plain, "cut_before_lookup": cut, "lowercase_unknown": lowercase}
+        vocabulary = json.loads(tokenizer.backend_tokenizer.to_str())["model"]["vocab"]
+        sentences = [SPELLED, ["They"]]
+        expected = tokenizer(sentences, is_split_into_words=True, padding=True, return_tensors="np")["input_ids"]
+        np.testing.assert_array_equal(names["word_ids"](sentences, 20, vocabulary, settings), expected)
 
 
 @pytest.mark.parametrize(

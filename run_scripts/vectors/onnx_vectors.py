@@ -24,6 +24,10 @@ def spell(ids, width):
     return row + [PADDING] * (width - len(row))
 
 
+def plain(word):
+    return unicodedata.normalize("NFC", word).translate(SIGNS)
+
+
 def encode(sentences, width, plain_signs=False):
     """Lists of words as `character_ids` (batch, time, width) and `attention_mask` (batch, time)."""
     longest = max(map(len, sentences))
@@ -32,7 +36,7 @@ def encode(sentences, width, plain_signs=False):
         rows = [spell([BEGIN_SENTENCE], width)]
         for word in words:
             if plain_signs:
-                word = unicodedata.normalize("NFC", word).translate(SIGNS)
+                word = plain(word)
             ids = [byte + 1 for byte in word.encode("utf-8", "ignore")]
             rows.append(spell(ids, width))
         rows.append(spell([END_SENTENCE], width))
