@@ -13,34 +13,34 @@ from pathlib import Path
 
 import numpy as np
 import onnxruntime
-from onnx_vectors import encode, plain  # type: ignore[import-not-found]  # beside this file in an exported folder
+from onnx_vectors import encode, with_plain_signs  # type: ignore[import-not-found]  # beside this file in an exported folder
 
-SPECIAL_WORDS = ("<PAD>", "<S>", "</S>", "<UNK>")
-DISGUISE = "\U0010fffc"  # in the vocabulary, the first sign of a special word that a text spells out
+NO_WORDS = ("<PAD>", "<S>", "</S>", "<UNK>")
+SPELLED_OUT = "\U0010fffc"  # in the vocabulary, the first sign of a special word that a text spells out
 
 
 def word_ids(sentences, width, vocabulary, settings):
     """Lists of words as `input_ids` (batch, time)."""
-    padding, begin, end, unknown = (vocabulary[word] for word in SPECIAL_WORDS)
+    padding, begin, end, unknown = (vocabulary[word] for word in NO_WORDS)
     longest = max(map(len, sentences))
     ids = np.full((len(sentences), longest + 2), padding, dtype=np.int64)
     for sentence, words in enumerate(sentences):
         row = [begin]
         for word in words:
             if settings["plain_signs"]:
-                word = plain(word)
+                word = with_plain_signs(word)
             if settings["cut_before_lookup"]:
                 word = word[: width - 2]
             forms = [word, word.lower()] if settings["lowercase_unknown"] else [word]
-            known = [vocabulary[disguised(form)] for form in forms if disguised(form) in vocabulary]
+            known = [vocabulary[in_vocabulary(form)] for form in forms if in_vocabulary(form) in vocabulary]
             row.append(known[0] if known else unknown)
         row.append(end)
         ids[sentence, : len(row)] = row
     return ids
 
 
-def disguised(word):
-    return DISGUISE + word[1:] if word in SPECIAL_WORDS else word
+def in_vocabulary(word):
+    return SPELLED_OUT + word[1:] if word in NO_WORDS else word
 
 
 def tag(session, sentences, labels, vocabulary, settings):

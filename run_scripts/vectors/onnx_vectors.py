@@ -24,7 +24,7 @@ def spell(ids, width):
     return row + [PADDING] * (width - len(row))
 
 
-def plain(word):
+def with_plain_signs(word):
     return unicodedata.normalize("NFC", word).translate(SIGNS)
 
 
@@ -36,7 +36,7 @@ def encode(sentences, width, plain_signs=False):
         rows = [spell([BEGIN_SENTENCE], width)]
         for word in words:
             if plain_signs:
-                word = plain(word)
+                word = with_plain_signs(word)
             ids = [byte + 1 for byte in word.encode("utf-8", "ignore")]
             rows.append(spell(ids, width))
         rows.append(spell([END_SENTENCE], width))
