@@ -447,12 +447,12 @@ def draw_pairs(panels: Mapping[str, Any], pairs: Sequence[Mapping[str, Any]], is
 
 def draw_distances(axis, distances: Sequence[Mapping[str, Any]], title: str, is_series: bool):
     """Draws the distances of pairs of groups above bars, the range of random splits, with controls as ticks."""
+    axis.use_sticky_edges = False  # else no space below the bars
     draw_ranges(axis, distances, vertical=True)
     line = "-" if is_series else "none"
     observed = [distance["distance"] for distance in distances]
     axis.plot(observed, label="observed", linestyle=line, markersize=5, **point_style(0))
     axis.set(ylabel=title, xlim=(-0.6, len(distances) - 0.4))
-    axis.use_sticky_edges = False  # else no space below the bars
     axis.grid(axis="y", alpha=0.3)
 
 
