@@ -133,11 +133,14 @@ def test_pictures(figures, tmp_path):
     check_golden("\n".join(found) + "\n", "pages/pictures.txt")
 
 
-def test_fonts_that_are_installed_are_used_for_letters_that_others_lack(figures, monkeypatch, tmp_path, caplog):
+def test_installed_fonts_have_letters_that_others_lack(figures, monkeypatch, tmp_path, warnings_of_transformers):
     letter = "\u1d81"  # in a font that comes with matplotlib, and not in its default font
     assert figure_module.can_draw("play") and not figure_module.can_draw(letter)
     draw_map(np.eye(4), {letter: [0]}, tmp_path / "a.png")
-    assert "the picture has words such as 'query 1' instead. Install a font with these letters" in caplog.text
+    assert (
+        "the picture has English words in their place. Install a font with these letters"
+        in warnings_of_transformers.text
+    )
     monkeypatch.setattr(figure_module, "WIDE_FONTS", ("No such font", "STIXGeneral"))
     for ending in ("png", "pdf", "svg"):
         draw_map(np.eye(4), {letter: [0]}, tmp_path / f"b.{ending}")

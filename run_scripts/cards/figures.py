@@ -530,8 +530,8 @@ def drawable(text: str, replacement: str) -> str:
     if can_draw(text):
         return plain(text)
     logger.warning_once(
-        "The fonts that matplotlib found lack some letters, such as Hangul or Han, so the picture has words such as "
-        f"{replacement!r} instead. Install a font with these letters, such as Noto Sans CJK."
+        "The fonts that matplotlib found lack some letters, such as Hangul or Han, so the picture has English words "
+        "in their place. Install a font with these letters, such as Noto Sans CJK."
     )
     return replacement
 
