@@ -227,7 +227,7 @@ def corpus(path):
 
 
 def embedded(path):
-    lines, _ = open_lines(TextArguments(), [str(path)], False, "word")
+    lines = open_lines(TextArguments(), [str(path)], False, "word")
     return [line.words for line in lines()]
 
 
