@@ -275,7 +275,8 @@ def test_adadelta_takes_zeilers_steps(place, tmp_path, steps):
 
 def test_the_log_is_text_without_a_terminal(place, tmp_path, capsys):
     train(place, tmp_path, disable_tqdm=None, logging_steps=8)
-    lines = capsys.readouterr().out.splitlines()
+    first, *lines = capsys.readouterr().out.splitlines()
+    assert "--report_to tensorboard" in first
     assert re.fullmatch(r"epoch 1: eval_loss [\d.]+, eval_precision .*, eval_runtime [\d.e-]+", lines[0])
     assert re.fullmatch(r"epoch 1: input_layer_0 0[\d.]+, input_layer_1 0[\d.]+, input_layer_2 0[\d.]+", lines[1])
     assert re.fullmatch(r"epoch 1.333: loss [\d.]+, grad_norm [\d.]+, learning_rate 0.05", lines[2])
