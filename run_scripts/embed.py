@@ -110,7 +110,8 @@ def main(arguments: list[str] | None = None) -> Path:
     parsed = ProgramParser(EmbedArguments, description=__doc__).parse(arguments)
     make_writer = find_writer(parsed.output)
     warn_of_split_words(parsed)
-    lines = open_lines(parsed, parsed.input, parsed.raw_text, parsed.unit)
+    keeps_columns = Path(parsed.output).suffix == ".parquet"
+    lines = open_lines(parsed, parsed.input, parsed.raw_text, parsed.unit, keeps_columns)
     model, tokenizer = load_model_and_tokenizer(
         parsed.model, parsed.device, parsed.trust_remote_code, parsed.compute_dtype
     )

@@ -233,6 +233,23 @@ def test_raw_text_is_split_by_the_tokenizer(embedded, alone, tmp_path):
     assert_close(read(path), alone(texts))
 
 
+def test_columns_of_tables_stay(embedded, tmp_path, warnings_of_transformers):
+    """One row may have several sentences, and another file other columns or none."""
+    (tmp_path / "a.tsv").write_text("year\ttext\tfile\n1990\tOne. Two.\tx\n\n2000\tThree.\t\n", "utf-8")
+    (tmp_path / "b.csv").write_text('text,genre,year\n"Four, five.","a ""b""",\n', "utf-8")
+    write_lines(tmp_path / "c.txt", ["Six."])
+    files = [tmp_path / name for name in ("a.tsv", "b.csv", "c.txt")]
+    path = embedded("v.parquet", input=files, raw_text=True, split_sentences="en", batch_tokens=4)
+    table = read_table(path)
+    assert table.column_names == ["file", "line", "text", "tokens", "vectors", "year", "genre"]
+    assert table["text"][:] == ["One.", "Two.", "Three.", "Four, five.", "Six."]
+    assert table["year"][:] == ["1990", "1990", "2000", "", None]
+    assert table["genre"][:] == [None, None, None, 'a "b"', None]
+    assert "a.tsv: the column 'file' is left out, because the output has one" in warnings_of_transformers.text
+    with h5py.File(embedded("v.hdf5", input=files, raw_text=True, split_sentences="en")) as file:
+        assert file.keys() == {*"01234", "files", "lines", "sentence_to_index"}
+
+
 def test_given_words_stay_whole(embedded, alone, tmp_path):
     words = ["New York", "", "\ud800", "<S>", "can't"]
     path = write_lines(tmp_path / "c.jsonl", [json.dumps({"words": words}), json.dumps({"words": "can't"})])

@@ -212,11 +212,12 @@ def _is_range_or_empty_node(location: str, identifier: str) -> bool:
 
 def table_rows(path: Path, column_names: Sequence[str] = ()) -> Iterator[LocatedRow]:
     """Rows of a CSV or TSV file, whose first line is the header unless there are `column_names`."""
-    for number, row in _numbered_rows(path, column_names):
+    for number, row in numbered_rows(path, column_names):
         yield f"{path}, line {number}", row
 
 
-def _numbered_rows(path: Path, column_names: Sequence[str] = ()) -> Iterator[tuple[int, dict[str, str]]]:
+def numbered_rows(path: Path, column_names: Sequence[str] = ()) -> Iterator[tuple[int, dict[str, str]]]:
+    """The same, each with the number of its first line."""
     rows = _numbered_cells(path)
     names = list(column_names)
     while not names:
@@ -417,7 +418,7 @@ def _json_texts(path: Path, column: str) -> Iterator[tuple[int, Any]]:
 
 
 def _table_texts(path: Path, column: str) -> Iterator[tuple[int, str]]:
-    for number, row in _numbered_rows(path):
+    for number, row in numbered_rows(path):
         if column not in row:
             raise ValueError(f"{path} has no column {column!r}, only {list(row)}; pass --text_column.")
         yield number, row[column].strip()

@@ -6,13 +6,25 @@ from itertools import chain
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
+from transformers.utils import logging
+
 from ..program.command_line import refuse_unread
-from ..program.data_files import FASTA_SUFFIXES, TEXT_SUFFIXES, files_of, format_suffix
+from ..program.data_files import (
+    FASTA_SUFFIXES,
+    TABLE_SUFFIXES,
+    TEXT_SUFFIXES,
+    files_of,
+    format_suffix,
+    numbered_rows,
+)
 from ..program.sentences import check_language, sentences_of, text_sentences, warn_of_wrapped_lines
 from ..program.texts import TextArguments, dataset_texts, numbered_lines
 
+logger = logging.get_logger(__name__)
+
 LineUnit = Literal["word", "character"]  # what a token is
 NUM_MARKERS = 2  # <S> and </S>
+OUTPUT_COLUMNS = ("name", "file", "line", "text", "tokens", "vectors")  # of Parquet
 TOKEN = re.compile(r"\w+|[^\w\s]")
 
 
@@ -21,6 +33,7 @@ class InputLine(NamedTuple):
 
     `words` is `None` if the tokenizer splits the text, and `name` if it is not from FASTA. `file` and `number`, of the
     line in which it begins, are there where the place of an entry in the output is not that of a line in one file.
+    `columns` are the other cells of its row in a table, by their names, where they are kept.
     """
 
     text: str
@@ -28,6 +41,7 @@ class InputLine(NamedTuple):
     name: str | None = None
     file: str | None = None
     number: int | None = None
+    columns: dict[str, str | None] | None = None
 
     @property
     def sentence(self) -> str | list[str]:
@@ -36,11 +50,18 @@ class InputLine(NamedTuple):
 
 
 def open_lines(
-    arguments: TextArguments, patterns: Sequence[str], is_raw_text: bool, unit: LineUnit
+    arguments: TextArguments,
+    patterns: Sequence[str],
+    is_raw_text: bool,
+    unit: LineUnit,
+    keeps_columns: bool = False,
 ) -> Callable[[], Iterator[InputLine]]:
     """A function that reads the lines of files or of `arguments.dataset`.
 
     With `arguments.split_sentences`, it reads sentences, and there is none for a blank line.
+
+    Args:
+        keeps_columns: whether lines have the other columns of all tables among the files, `None` in other files.
     """
     if bool(patterns) == (arguments.dataset is not None):
         raise ValueError("Pass either --input FILE ... or --dataset NAME.")
@@ -79,6 +100,7 @@ def open_lines(
     if language is None:
         warn_of_wrapped_lines(files)
     has_places = len(files) > 1 or language is not None
+    columns = other_columns(files, arguments.text_column) if keeps_columns else []
 
     def lines() -> Iterator[InputLine]:
         files_of_names: dict[str, str] = {}
@@ -96,10 +118,47 @@ def open_lines(
         if fasta_files:
             yield from fasta_records(path)
             return
+        cells = cells_of_lines(path)
         for number, text in text_sentences(path, arguments.text_column, language):
-            yield number, to_line(f"{path}, line {number}", text, is_raw_text, unit)
+            line = to_line(f"{path}, line {number}", text, is_raw_text, unit)
+            if columns:
+                row = cells(number)
+                line = line._replace(columns={name: row.get(name) for name in columns})
+            yield number, line
 
     return lines
+
+
+def other_columns(files: Iterable[Path], text_column: str) -> list[str]:
+    """The columns of all tables, without that of the text, and without those that the output has itself."""
+    names: dict[str, None] = {}
+    for path in files:
+        if format_suffix(path) not in TABLE_SUFFIXES:
+            continue
+        _, row = next(numbered_rows(path), (0, {}))
+        names |= dict.fromkeys(row)
+        names.pop(text_column, None)
+        for name in [name for name in row if name in names and name in OUTPUT_COLUMNS]:
+            logger.warning(f"{path}: the column {name!r} is left out, because the output has one of this name itself.")
+            names.pop(name)
+    return list(names)
+
+
+def cells_of_lines(path: Path) -> Callable[[int], dict[str, str]]:
+    """A function that returns the row of a table that begins in a line; a later call asks for a later row, or the same.
+
+    Rows of other files have no cells.
+    """
+    rows = numbered_rows(path) if format_suffix(path) in TABLE_SUFFIXES else iter(())
+    current: tuple[int, dict[str, str]] = (0, {})
+
+    def row_of(number: int) -> dict[str, str]:
+        nonlocal current
+        while current[0] < number:
+            current = next(rows, (number, {}))
+        return current[1]
+
+    return row_of
 
 
 def to_line(where: str, value: Any, is_raw_text: bool, unit: LineUnit) -> InputLine:

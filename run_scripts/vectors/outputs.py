@@ -3,7 +3,7 @@
 | file | token vectors | sentence vectors (`--pooling`) |
 |---|---|---|
 | `.hdf5`, `.h5` | data sets "0", "1", ... | data set `sentence_vectors` |
-| `.parquet` | rows with columns `text`, `tokens`, `vectors` | the same |
+| `.parquet` | rows with columns `text`, `tokens`, `vectors`, and those of a table (`.csv`, `.tsv`) | the same |
 
 HDF5 has the layout of AllenNLP's `elmo` command: `sentence_to_index[0]` is a JSON object from each sentence to its
 number as a string. Of equal sentences it has the last number. The whole text is in memory once, at the beginning.
@@ -98,7 +98,9 @@ class LinePlan:
         self.blocks.append((len(lines), digest([json.dumps(lines).encode()])))
         self.tokens.extend(tokens)
         self.has_names = lines[0].name is not None
-        self.text_bytes += sum(len(line.text.encode("utf-8", "replace")) for line in lines)
+        for line in lines:
+            texts = [line.text, *filter(None, (line.columns or {}).values())]
+            self.text_bytes += sum(len(text.encode("utf-8", "replace")) for text in texts)
 
     @property
     def num_tokens(self) -> int:
@@ -435,6 +437,9 @@ def arrow_table(block: VectorBlock, shape: EntryShape):
         tokens.append([without_surrogates(word) for word in words])
     columns["tokens"] = pyarrow.array(tokens, pyarrow.list_(pyarrow.string()))
     columns["vectors"] = vectors
+    for name in block.lines[0].columns or ():
+        cells = [line.columns[name] for line in block.lines]  # type: ignore[index]  # all lines have the same
+        columns[name] = pyarrow.array(cells, pyarrow.string())
     return pyarrow.table(columns)
 
 
