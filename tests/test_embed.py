@@ -627,7 +627,7 @@ def test_several_files_and_their_places(embedded, alone, tmp_path, suffix, pooli
     texts = ["the cat", "", "sat", "on", "the mat"]
     if suffix == ".parquet":
         table = read_table(path)
-        assert table.column_names == ["file", "line", "text", "tokens", "vectors"] and table["text"][:] == texts
+        assert table.column_names == ["file", "line", "text", "tokens", "vectors", "year"] and table["text"][:] == texts
         assert list(zip(table["file"], table["line"], strict=True)) == expected
         found = read(path)
     else:
