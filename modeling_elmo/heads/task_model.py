@@ -14,6 +14,7 @@ from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor, nn
+from transformers import PreTrainedConfig
 from transformers import initialization as init
 from transformers.utils import logging
 
@@ -100,7 +101,7 @@ def _wanted_config(name: Any, options: dict[str, Any]) -> tuple[ELMoConfig, dict
     """The configuration that options of `from_pretrained` describe, and the other options."""
     given = options.get("config")
     others = {key: value for key, value in options.items() if key not in ("config", "pretrained_model_name_or_path")}
-    if isinstance(given, ELMoConfig):
+    if isinstance(given, PreTrainedConfig):  # of a class of its own, where a folder's code is loaded twice
         return given, others
     return ELMoConfig.from_pretrained(given or name, return_unused_kwargs=True, **others)
 
