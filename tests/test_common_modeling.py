@@ -142,6 +142,10 @@ class CommonTests(common_tests(FOLDER).ModelTesterMixin):
     def test_resize_tokens_embeddings(self):
         pass
 
+    @unittest.skip("expects an error for other labels, which keep their weights here: tests/test_task_heads.py")
+    def test_can_load_ignoring_mismatched_shapes(self):
+        pass
+
     @unittest.skip("makes the mismatch by vocab_size, which shapes no weight of a classifier")
     def test_load_with_mismatched_shapes(self):
         pass
