@@ -74,10 +74,12 @@ def fine_tune(
     continuation: Continuation | None = None,
 ) -> RunRecord:
     """Trains the task's head on its data, `task.data`; `start` is the time at which its reading began."""
-    more = {} if continuation is None else continuation.settings
+    settings = run_settings(task, head, training)
+    if continuation is not None:
+        settings |= vars(continuation.options)
     folder = Path(training.output_dir)
     with sole_run(folder, is_main_process=training.process_index == 0):
-        begin_run(task, head, training, more)
+        begin_run(task, head, training, settings)
         if training.process_index == 0:
             print(where_to_look(training.report_to, folder / TENSORBOARD_FOLDER))
         vectors = head.read_word_vectors()
@@ -92,7 +94,7 @@ def fine_tune(
         options = training.for_trainer(task.metric, has_validation="validation" in splits)
         trainer = train_task(task, make_model, options, tokenizer, splits, training.checkpoint())
         began = start if training.resume_from_checkpoint is None else None
-        record = run_record(trainer, task, splits, run_settings(task, head, training) | more, began)
+        record = run_record(trainer, task, splits, settings, began)
         if trainer.is_world_process_zero():
             write_run(folder, record, card, training)
             report([record], folder)

@@ -261,10 +261,13 @@ class ELMoTaskModel(ELMoPreTrainedModel):
         Labels without names of their own take those of the head. With `ignore_mismatched_sizes`, all are new.
         """
         name = args[0] if args else kwargs.get("pretrained_model_name_or_path")
-        saved = cls._saved_head(name, kwargs)
-        if saved is None:
+        asks_for_labels = bool({"config", "num_labels", "id2label"} & kwargs.keys())
+        if name is None or not asks_for_labels or kwargs.get("ignore_mismatched_sizes"):
             return super().from_pretrained(*args, output_loading_info=output_loading_info, **kwargs)
+        saved = ELMoConfig.from_pretrained(name, **_hub_options(kwargs))
         wanted, options = _wanted_config(name, kwargs)
+        if saved.architectures != [cls.__name__] or wanted.id2label == saved.id2label:
+            return super().from_pretrained(*args, output_loading_info=output_loading_info, **kwargs)
         config = deepcopy(wanted)
         config.id2label, config.label2id = saved.id2label, saved.label2id
         options |= {**_hub_options(kwargs), "config": config}
@@ -274,16 +277,6 @@ class ELMoTaskModel(ELMoPreTrainedModel):
             labels = [*own[: len(labels)], *labels[len(own) :]]
         model.choose_labels(labels)
         return (model, info) if output_loading_info else model
-
-    @classmethod
-    def _saved_head(cls, name, options: dict[str, Any]) -> ELMoConfig | None:
-        """The configuration of a trained head, if the options of `from_pretrained` ask for other labels."""
-        asks = bool({"config", "num_labels", "id2label"} & options.keys())
-        if name is None or not asks or options.get("ignore_mismatched_sizes"):
-            return None
-        saved = ELMoConfig.from_pretrained(name, **_hub_options(options))
-        has_other_labels = _wanted_config(name, options)[0].id2label != saved.id2label
-        return saved if saved.architectures == [cls.__name__] and has_other_labels else None
 
     def label_layers(self) -> list[nn.Module]:
         """The layers all of whose parameters have a row, and in a CRF also a column, for each label."""

@@ -5,7 +5,6 @@ from dataclasses import dataclass, fields
 from typing import Any, Literal, NamedTuple
 
 import torch
-from datasets import DatasetDict
 from transformers.utils import logging
 
 from modeling_elmo import ELMoTokenizer
@@ -58,11 +57,6 @@ class Continuation(NamedTuple):
             raise ValueError(f"--continue_head: {name} is a head of `elmo {own}`, not of `elmo {task}`.")
         return cls(saved, options)
 
-    @property
-    def settings(self) -> dict[str, Any]:
-        """For the record."""
-        return dict(vars(self.options))
-
     def head_arguments(self, basic: BasicHeadArguments) -> HeadArguments:
         """All options of the head, with those of its further training."""
         refuse_unread(
@@ -94,13 +88,10 @@ class Continuation(NamedTuple):
                 raise ValueError(f"--{name} {given}: {self.saved.name} was trained with {value}; leave the option out.")
             setattr(arguments, name, value)
         data = task_type.read_data(arguments)
-        if not has_labels(task_type):
+        if task_type.label_column is None:
             return task_type(arguments, data)
-        saved = self.saved
-        if "train" in data:
-            missing = task_type(arguments, DatasetDict(train=data["train"]), saved).unknown_labels
-            saved = with_labels(saved, missing, self.options.new_labels)
-        return task_type(arguments, data, saved)
+        missing = task_type.missing_labels(data["train"], self.saved) if "train" in data else {}
+        return task_type(arguments, data, with_labels(self.saved, missing, self.options.new_labels))
 
     def tokenizer(self, task: Task, head: HeadArguments) -> ELMoTokenizer:
         """The head's tokenizer, if wanted with words of the training data that it does not know."""
@@ -123,7 +114,7 @@ class Continuation(NamedTuple):
     ) -> ELMoTaskModel:
         """The head. New labels, and new words without a vector in the file, begin as those of a new head."""
         options = {"freeze_bilm": head.freeze_bilm}
-        if has_labels(type(task)):
+        if task.label_column is not None and "id2label" in task.config:  # a regression has no labels
             options["id2label"] = task.config["id2label"]
         model = load_pretrained(task.model_class, self.saved.name, dtype=torch.float32, **options)
         known = model.config.vocab_size
@@ -132,11 +123,6 @@ class Continuation(NamedTuple):
             if vectors is not None:
                 fill_rows(model, vocabulary_of(tokenizer)[known:], vectors, seed, tokenizer)
         return model
-
-
-def has_labels(task_type: type[Task]) -> bool:
-    """Whether a model of the task names classes of its own; answers and clusters have none."""
-    return task_type.model_class.label_layers is not ELMoTaskModel.label_layers
 
 
 def with_labels(saved: SavedHead, missing: dict[str, int], new_labels: str) -> SavedHead:

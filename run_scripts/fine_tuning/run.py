@@ -26,17 +26,13 @@ RUN_SETTINGS = "run_settings.json"
 LENGTH_OPTIONS = ("num_train_epochs", "max_steps")  # which may change when a run is resumed
 
 
-def begin_run(task: Task, head: HeadArguments, training: TaskTrainingArguments, more: dict[str, Any]):
-    """Checks the data and the output folder, and writes the settings, which a resumed run must have again.
-
-    Args:
-        more: settings that `run_settings` does not have.
-    """
+def begin_run(task: Task, head: HeadArguments, training: TaskTrainingArguments, settings: dict[str, Any]):
+    """Checks the data and the output folder, and writes the settings, which a resumed run must have again."""
     task.check_splits()
     folder = Path(training.output_dir)
     if (folder / "settings.json").exists():
         raise FileExistsError(f"{folder} holds an experiment of `elmo reproduce`; pass another --output_dir.")
-    settings = without_folders(run_settings(task, head, training) | more) | {
+    settings = without_folders(settings) | {
         "data_digest": data_digest(task),
         "model_digest": model_digest(head.model_name_or_path, is_baseline=not head.use_elmo),
     }

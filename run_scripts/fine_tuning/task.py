@@ -2,6 +2,7 @@
 
 import math
 from abc import ABC, abstractmethod
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from copy import copy
 from typing import Any, NamedTuple, TypeVar
@@ -14,7 +15,7 @@ from transformers import BatchEncoding, EvalPrediction
 from modeling_elmo import ELMoConfig, ELMoTokenizer
 
 from .comparison import Comparison
-from .data import DataArguments, code_states, take_samples
+from .data import DataArguments, code_states, row_labels, take_samples
 from .features import FeatureCollator, FeatureStore
 from .trainer import TaskTrainingArguments
 
@@ -68,6 +69,7 @@ class Task(ABC):
     scalar_mix_l2: float = 0.001  # the paper's lambda for the task (supplement A)
     elmo_dropout: float = 0.5
     unknown_labels: dict[str, int]  # in the data of a saved head, which lacks them; with their numbers
+    label_column: str | None = None  # of examples, with the labels that name classes of a head; None: it has none
     head_columns: tuple[str, ...] = ()  # of encodings; only the head reads them, so they differ between rows of a text
     can_average: bool = True  # the outputs of several models
 
@@ -98,6 +100,14 @@ class Task(ABC):
     @abstractmethod
     def restore(self, data: DatasetDict, saved: SavedHead):
         """Sets the same properties from a saved head. Labels of the data that it lacks are `unknown_labels`."""
+
+    @classmethod
+    def missing_labels(cls, train: Dataset, saved: SavedHead) -> dict[str, int]:
+        """The numbers of the labels of training data that a saved head lacks."""
+        if cls.label_column is None:
+            return {}
+        counts = Counter(name for _, name in row_labels(train, cls.label_column))
+        return {name: count for name, count in counts.most_common() if name not in saved.labels}
 
     @staticmethod
     def saved_arguments(config: ELMoConfig) -> dict[str, Any]:

@@ -88,6 +88,7 @@ class Classification(Task):
     """The paper's sentiment and entailment (section 4), and other labels of texts."""
 
     name = "classification"
+    label_column = "label"
     model_class = ELMoForSequenceClassification
     arguments_class = ClassificationArguments
     training_arguments_class = ClassificationTrainingArguments
@@ -133,6 +134,10 @@ class Classification(Task):
                 self.label_type.check_kind(file, rows[0]["label"], saved.name)
                 unknown = unknown_labels(rows, "label", saved.labels, file, saved.name)
                 self.unknown_labels = add_counts(self.unknown_labels, unknown)
+
+    @classmethod
+    def missing_labels(cls, train: Dataset, saved: SavedHead) -> dict[str, int]:
+        return {} if saved.config.problem_type == "regression" else super().missing_labels(train, saved)
 
     @staticmethod
     def saved_arguments(config: ELMoConfig) -> dict[str, Any]:

@@ -144,6 +144,7 @@ class SemanticRoles(Task):
     """
 
     name = "semantic-role-labeling"
+    label_column = "predicate_tags"
     metric = "f1"
     model_class = ELMoForSemanticRoleLabeling
     arguments_class = SemanticRoleArguments

@@ -5,7 +5,7 @@ A row of the data has the `tokens` of a sentence and their `tags`, lists of stri
 
 import re
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import chain
@@ -94,6 +94,7 @@ class Tagging(Task):
     model_class = ELMoForTokenClassification
     arguments_class = TaggingArguments
     scalar_mix_l2 = 0.1
+    label_column = "tags"
 
     @staticmethod
     def read_data(arguments: TaggingDataArguments) -> DatasetDict:
@@ -113,7 +114,7 @@ class Tagging(Task):
     def prepare(self, data: DatasetDict):
         counts = Counter(tag for _, tag in row_labels(data["train"], "tags")) if "train" in data else Counter()
         tags = {*counts} - {UNTAGGED}
-        self.ignored = () if tags and marks_entities(tags) else (UNTAGGED,)
+        self.ignored = ignored_tags(tags)
         self._set_labels(scored_labels(data, "tags", self.ignored))
         self._tell_untagged(data)
         place = self.arguments.train_file or "The training data"
@@ -132,11 +133,16 @@ class Tagging(Task):
 
     def restore(self, data: DatasetDict, saved: SavedHead):
         self._set_labels(saved.labels)
-        self.ignored = () if self.has_entities or UNTAGGED in self.labels else (UNTAGGED,)
+        self.ignored = ignored_tags(self.labels)
         self._tell_untagged(data)
         for file, sentences in data.items():
             unknown = unknown_labels(sentences, "tags", [*self.labels, *self.ignored], file, saved.name)
             self.unknown_labels = add_counts(self.unknown_labels, unknown)
+
+    @classmethod
+    def missing_labels(cls, train: Dataset, saved: SavedHead) -> dict[str, int]:
+        missing = super().missing_labels(train, saved)
+        return {tag: count for tag, count in missing.items() if tag not in ignored_tags(saved.labels)}
 
     def _tell_untagged(self, data: DatasetDict):
         for split, sentences in data.items():
@@ -197,6 +203,12 @@ class Tagging(Task):
 
     def answers(self, predictions: Iterable[Record]) -> Iterator[str]:
         return chain.from_iterable(super().answers(predictions))
+
+
+def ignored_tags(labels: Collection[str]) -> tuple[str, ...]:
+    """The tags that are none, beside these labels."""
+    is_label = UNTAGGED in labels or (labels and marks_entities(labels))
+    return () if is_label else (UNTAGGED,)
 
 
 def entity_items(words: Sequence[str], tags: Sequence[str]) -> list[Item]:
