@@ -18,6 +18,9 @@ PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q
 # --no-compile: most modules of torch and transformers are never imported. --use-pep517: older pip cannot build seqeval.
 PIP_INSTALL := python -m pip install --quiet --no-compile --use-pep517
 
+# Tests start hundreds of processes. Where Python may not keep bytecode, each compiles torch and transformers again.
+export PYTHONDONTWRITEBYTECODE :=
+
 .DEFAULT_GOAL := help
 .PHONY: help demo test test-long lint format bench bench-gpu docs tour wheel release test-common test-browser test-lowest clean
 
