@@ -118,6 +118,8 @@ def main(arguments: list[str] | None = None) -> Path:
     warn_of_untrained_mix(parsed, model)
     writer = make_writer(entry_shape(parsed, model), not parsed.forget_sentences)
     output = unfinished_output(parsed, model, writer)
+    if parsed.layers != "mixed":
+        model.scalar_mix = None  # computing it would take one to two percent of the time
     processes, index = join_processes()
     if parsed.stateful and processes > 1:
         raise ValueError("--stateful reads the sentences in order: start one process.")

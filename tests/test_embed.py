@@ -30,6 +30,7 @@ from task_worker import written
 from modeling_elmo import ELMoConfig, ELMoForPreTraining, ELMoModel, ELMoTokenizer
 from modeling_elmo.conversion.formats import convert_checkpoint, load_for_export
 from modeling_elmo.conversion.original import OriginalCheckpoint
+from modeling_elmo.modeling_elmo import ScalarMix
 from modeling_elmo.run_scripts import embed
 from modeling_elmo.run_scripts.program import processes
 from modeling_elmo.run_scripts.program.files import read_json
@@ -694,6 +695,14 @@ def test_mistakes(embedded, tmp_path, monkeypatch, options, message):
     with refused(message, (ValueError, OSError)):
         embedded(**options)
     assert not list(tmp_path.glob("*.unfinished")) and not Path("v.hdf5").exists()
+
+
+@pytest.mark.parametrize("layers, is_computed", [("all", False), ("sum", False), ("mixed", True)])
+def test_a_mix_that_is_not_written_is_not_computed(layers, is_computed, embedded, monkeypatch):
+    mix = MagicMock(side_effect=ScalarMix.forward)
+    monkeypatch.setattr(ScalarMix, "forward", lambda *inputs: mix(*inputs))
+    embedded(layers=layers)
+    assert mix.called is is_computed
 
 
 def test_an_untrained_mix_is_told(embedded, tmp_path, caplog):
