@@ -22,7 +22,7 @@ PIP_INSTALL := python -m pip install --quiet --no-compile --use-pep517
 export PYTHONDONTWRITEBYTECODE :=
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-long lint format bench bench-gpu docs tour wheel release test-common test-browser test-lowest clean
+.PHONY: help demo test test-long lint format bench bench-gpu docs tour checkpoints wheel release test-common test-browser test-lowest clean
 
 help:  ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -62,6 +62,9 @@ docs: $(VENV)/.docs  ## the API reference, from the docstrings: build/docs/index
 
 tour: $(VENV)/.dev  ## run the notebooks of docs/ again and store their outputs (minutes)
 	HF_HUB_OFFLINE=1 $(BIN)/python tests/test_tour.py
+
+checkpoints: $(VENV)/.demo  ## write the table of docs/CHECKPOINTS.md from the catalogue
+	$(BIN)/python .ci/write_checkpoints
 
 wheel: $(VENV)/.demo  ## dist/modeling_elmo-*.whl
 	$(BIN)/python -m pip wheel --quiet --no-deps --wheel-dir dist .
