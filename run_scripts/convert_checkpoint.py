@@ -32,7 +32,7 @@ from modeling_elmo.conversion.original import OriginalCheckpoint, export_origina
 from modeling_elmo.conversion.tensorflow import TensorFlowCheckpoint
 from modeling_elmo.run_scripts.cards.bilm_card import write_bilm_card
 from modeling_elmo.run_scripts.cards.card import CardArguments, without_folders, write_card_facts, write_result
-from modeling_elmo.run_scripts.program.command_line import ProgramParser, option, refuse_unread, run
+from modeling_elmo.run_scripts.program.command_line import ProgramParser, option, print_conclusion, refuse_unread, run
 from modeling_elmo.run_scripts.program.models import check_model, load_pretrained
 
 # The first that matches. Archives of NLPL have two, of which only the TensorFlow checkpoint has the softmax.
@@ -118,6 +118,10 @@ def main(arguments: list[str] | None = None):
         write_bilm_card(folder, output_dir.resolve().name)
         print(*found.report(output_dir), sep="\n")
     print(f"Wrote {output_dir}; load it with AutoModel.from_pretrained({str(output_dir)!r}, trust_remote_code=True).")
+    print_conclusion(
+        f"Converted back, {record['equal_arrays']} of {record['arrays']} arrays equal the original arrays bit for bit.",
+        *("elmo", "embed", "--model", output_dir, "--input", "TEXT", "--output", "vectors.hdf5"),
+    )
 
 
 def convert_back(arguments: ConversionArguments):

@@ -30,6 +30,7 @@ machines, all paths must be on a file system that the machines share:
     torchrun --nproc_per_node 8 -m modeling_elmo.run_scripts.embed --model DIR --input corpus.txt --output vectors.hdf5
 """
 
+import json
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
@@ -41,7 +42,7 @@ import torch
 from torch import Tensor
 from transformers.utils import logging
 
-from modeling_elmo.run_scripts.program.command_line import ProgramParser, option, run
+from modeling_elmo.run_scripts.program.command_line import ProgramParser, option, print_conclusion, run
 from modeling_elmo.run_scripts.program.files import digest
 from modeling_elmo.run_scripts.program.models import model_digest
 from modeling_elmo.run_scripts.program.processes import join_processes, sole_run, values_of_all
@@ -60,7 +61,7 @@ from modeling_elmo.run_scripts.vectors.embedding import (
     load_model_and_tokenizer,
     reproducible_batch_tokens,
 )
-from modeling_elmo.run_scripts.vectors.lines import InputLine, LineUnit, open_lines
+from modeling_elmo.run_scripts.vectors.lines import InputLine, LineUnit, hdf5_name, open_lines
 from modeling_elmo.run_scripts.vectors.outputs import (
     EntryShape,
     LinePlan,
@@ -144,7 +145,36 @@ def main(arguments: list[str] | None = None) -> Path:
         if is_main:
             output.complete()
         values_of_all(None, processes)  # the launcher may stop the others when one process ends
+    if is_main:
+        is_pooled = parsed.pooling != "none"
+        print_conclusion(
+            what_is_written(parsed, plan, writer.shape),
+            "python",
+            "-c",
+            code_to_read(output.output, is_pooled, next(lines())),
+        )
     return output.output
+
+
+def what_is_written(parsed: EmbedArguments, plan: LinePlan, shape: EntryShape) -> str:
+    unit = "line" if shape.is_pooled else "token"
+    vector = f"a vector of {shape.dim:,} numbers"
+    if shape.layers is not None:
+        vector = f"{shape.layers} layers of {shape.dim:,} numbers"
+    return (
+        f"{parsed.output} has {len(plan.tokens):,} lines with {plan.num_tokens:,} tokens, and for each {unit} {vector}."
+    )
+
+
+def code_to_read(output: Path, is_pooled: bool, first: InputLine) -> str:
+    """Python that prints the vectors of the first line."""
+    path = json.dumps(output.as_posix(), ensure_ascii=False)
+    if output.suffix == ".parquet":
+        return f"import pandas; print(pandas.read_parquet({path}).iloc[0])"
+    entry = '["sentence_vectors"][0]' if is_pooled else '["0"][:]'
+    if first.name is not None:
+        entry = f"[{json.dumps(hdf5_name(first.name), ensure_ascii=False)}][:]"
+    return f"import h5py; print(h5py.File({path}){entry})"
 
 
 def warn_of_untrained_mix(parsed: EmbedArguments, model: Any):

@@ -18,10 +18,11 @@ Outputs, in float32:
     also `predictions` `(batch, time)`, the best sequence of labels, -100 where there is no word.
 """
 
+import json
 import logging
 import shutil
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -40,7 +41,7 @@ from modeling_elmo import (
 )
 from modeling_elmo.conversion.files import check_empty, staged
 from modeling_elmo.heads.crf import bio_constraints
-from modeling_elmo.run_scripts.program.command_line import ProgramParser, option, require, run
+from modeling_elmo.run_scripts.program.command_line import ProgramParser, option, print_conclusion, require, run
 from modeling_elmo.run_scripts.program.files import read_json, write_json
 from modeling_elmo.run_scripts.program.models import check_model, load_pretrained
 from modeling_elmo.run_scripts.vectors.embedding import load_model_and_tokenizer
@@ -103,10 +104,14 @@ def main(arguments: list[str] | None = None) -> Path:
             raise ValueError(f"That is more than {LARGEST_DIFFERENCE}: {output_dir} is not written.")
         tokenizer.save_pretrained(folder)
         write_config(model.config, folder)
-        for example in examples_for(model, tokenizer) if is_onnx else ():
+        examples = examples_for(model, tokenizer) if is_onnx else []
+        for example in examples:
             shutil.copy(example, folder)
         size = file.stat().st_size
-    print(f"Wrote {output_dir / file.name}, {size:,} bytes.")
+    print_conclusion(
+        f"Wrote {output_dir / file.name}, {size:,} bytes, whose outputs are those of the model up to {difference:.1e}.",
+        *command_to_run(output_dir / file.name, examples),
+    )
     return output_dir
 
 
@@ -145,6 +150,17 @@ def input_names(model: ELMoPreTrainedModel) -> list[str]:
 
 def has_crf(model: ELMoPreTrainedModel) -> bool:
     return isinstance(model, ELMoForTokenClassification) and not model.is_linear
+
+
+def command_to_run(file: Path, examples: Sequence[Path]) -> list[str]:
+    """The command that runs an exported model: the last of its examples, or Python that loads it."""
+    if examples:
+        return ["python", str(file.with_name(examples[-1].name)), CHECKED_SENTENCES[1]]
+    path = json.dumps(file.as_posix(), ensure_ascii=False)
+    if file.suffix == ".pt2":
+        return ["python", "-c", f"import torch; print(torch.export.load({path}).graph_signature)"]
+    session = f"onnxruntime.InferenceSession({path})"
+    return ["python", "-c", f"import onnxruntime; print(*{session}.get_inputs(), sep='\\n')"]
 
 
 class NamedOutputs(nn.Module):

@@ -32,7 +32,16 @@ import numpy as np
 from transformers.utils import logging
 
 from modeling_elmo.run_scripts.cards.figures import draw_change, draw_map, draw_ranking
-from modeling_elmo.run_scripts.program.command_line import ProgramParser, option, refuse_unread, require, run
+from modeling_elmo.run_scripts.cards.tables import one_line
+from modeling_elmo.run_scripts.program.command_line import (
+    ProgramParser,
+    given_options,
+    option,
+    print_conclusion,
+    refuse_unread,
+    require,
+    run,
+)
 from modeling_elmo.run_scripts.program.files import check_output, write_json
 from modeling_elmo.run_scripts.program.sentences import warn_of_split_words
 from modeling_elmo.run_scripts.program.texts import RunningTextArguments
@@ -46,7 +55,7 @@ from modeling_elmo.run_scripts.vectors.neighbors import (
     sample_uses,
     use_vectors,
 )
-from modeling_elmo.run_scripts.vectors.usage_change import LEVEL, shown_pairs, typical_uses
+from modeling_elmo.run_scripts.vectors.usage_change import LEVEL, distance_within, shown_pairs, typical_uses
 from modeling_elmo.run_scripts.vectors.use_clusters import (
     BY_SILHOUETTE,
     cluster_uses,
@@ -237,7 +246,24 @@ def find_neighbors(parsed: NeighborArguments, text: GroupedText, model, tokenize
         write_json(output.with_suffix(".json"), result)
         write_uses(parsed, rows, unscaled)
         draw_map(vectors, colored, picture_path(output))
+    print_conclusion(how_alike(result, 1 - distance_within(vectors)), *next_command(text, parsed))
     return result
+
+
+def how_alike(result: Mapping[str, Any], random: float) -> str:
+    """The cosines of the shown neighbors, beside the mean cosine of two uses."""
+    cosines = [cosine for query in result["queries"] for cosine, _, _ in query["neighbors"]]
+    if not cosines:
+        return f"All uses of {result['word']} are in one sentence, and have no neighbors in others."
+    range_of_cosines = f"{min(cosines):.2f} to {max(cosines):.2f}"
+    return f"The shown neighbors have cosines from {range_of_cosines}; two random uses have {random:.2f} on average."
+
+
+def next_command(text: GroupedText, parsed: NeighborArguments, *groups: Any) -> list[str]:
+    """The same command with clusters, or the explorer if they were found."""
+    if parsed.clusters is not None:
+        return ["elmo", "explore", parsed.model, "--corpus", *text.patterns]
+    return ["elmo", "neighbors", *text.patterns, *given_options(parsed, *groups), "--clusters"]
 
 
 def described_uses(
@@ -309,12 +335,18 @@ def find_change(
         print(format_word(result, control_advice(groups)))
         if "clusters" in result:
             print("\n" + format_clusters(result["clusters"]))
+        finding = largest_change(result)
+        following = next_command(text, parsed, groups)
     else:
         warn_of_few_permutations(groups.permutations, len(results))
         result["words"] = results
         result["not_compared"] = uses_of_others(uses.words, results)
         result["ranking"] = rank_words(results, uses.are_ordered)
         print(format_ranking(result, control_advice(groups)))
+        finding = changed_words(result)
+        first = result["ranking"][0]["words"][0]["word"]
+        of_word = given_options(parsed, groups, but=["words", "output"])
+        following = ["elmo", "neighbors", *text.patterns, "--word", first, *of_word]
     if parsed.output:
         output = Path(parsed.output)
         write_json(output.with_suffix(".json"), result)
@@ -323,7 +355,28 @@ def find_change(
             draw_word(result, changes[0], parsed.top_k, picture_path(output))
         else:
             draw_ranking(result["ranking"], picture_path(output))
+    print_conclusion(finding, *following)
     return result
+
+
+def largest_change(result: Mapping[str, Any]) -> str:
+    """The pair of groups whose PRT is furthest above random splits."""
+    pair = max(shown_pairs(result), key=lambda pair: pair["prt"]["distance"] - pair["prt"]["random_mean"])
+    one, other = pair["groups"]
+    prt = pair["prt"]
+    return (
+        f"{result['word']} differs most between {one} and {other}: PRT is {prt['distance']:.3f}, in random splits "
+        f"{prt['random_mean']:.3f} on average (p {prt['p']:.3f})."
+    )
+
+
+def changed_words(result: Mapping[str, Any]) -> str:
+    """How many words are shown to have changed, by both tests, in any pair of groups."""
+    rows = [row for pair in result["ranking"] for row in pair["words"]]
+    changed = dict.fromkeys(row["word"] for row in rows if row["conclusion"] == "changed")
+    words = f": {one_line(list(changed))}" if changed else ""
+    number = len({row["word"] for row in rows})
+    return f"{len(changed):,} of {number:,} compared words are shown to have changed{words}."
 
 
 def warn_of_few_permutations(permutations: int, words: int):

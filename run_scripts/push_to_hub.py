@@ -21,7 +21,7 @@ from modeling_elmo.run_scripts.cards.publishing import (
     push,
     verify,
 )
-from modeling_elmo.run_scripts.program.command_line import ProgramParser, run
+from modeling_elmo.run_scripts.program.command_line import ProgramParser, given_options, print_conclusion, run
 
 
 def main(arguments: list[str] | None = None) -> Path | None:
@@ -40,8 +40,14 @@ def main(arguments: list[str] | None = None) -> Path | None:
                 shutil.copytree(folder, copy, copy_function=shutil.copyfile)  # safetensors lets only the owner read
         if parsed.push:
             push(folder, parsed.repo_id, "Checkpoint, tokenizer, code and card", parsed.private, parsed.token)
+            load = f"AutoModel.from_pretrained({parsed.repo_id!r}, trust_remote_code=True)"
+            print_conclusion(
+                f"{parsed.repo_id} has {len(paths)} files, and loads without this package.",
+                *("python", "-c", f"from transformers import AutoModel; print({load})"),
+            )
         else:
-            print(f"Dry run: nothing was uploaded. Add --push to upload it to {parsed.repo_id}.")
+            given = given_options(parsed, but=["output_dir", "token"])
+            print_conclusion("Dry run: nothing was uploaded.", "elmo", "push", *given, "--push")
     return Path(parsed.output_dir) if parsed.output_dir else None
 
 

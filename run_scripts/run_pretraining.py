@@ -10,6 +10,7 @@ During training the output folder holds checkpoints. After training it also hold
 card, and the record of the run, `results/pretraining.json`, from which the card is made.
 """
 
+import math
 import os
 from dataclasses import dataclass, fields
 from datetime import timedelta
@@ -37,7 +38,7 @@ from modeling_elmo.run_scripts.pretraining.counting import Survey
 from modeling_elmo.run_scripts.pretraining.evaluation import check_context
 from modeling_elmo.run_scripts.pretraining.loop import Pretraining, PretrainingArguments
 from modeling_elmo.run_scripts.pretraining.starting_model import ModelArguments, RunStart, settings_of
-from modeling_elmo.run_scripts.program.command_line import ProgramParser, option, run
+from modeling_elmo.run_scripts.program.command_line import ProgramParser, option, print_conclusion, run
 from modeling_elmo.run_scripts.program.processes import check_processes, computes_bfloat16, has_accelerator, sole_run
 from modeling_elmo.run_scripts.program.trackers import TENSORBOARD_FOLDER, where_to_look
 from modeling_elmo.tokenization.elmo_characters import UNK_ID
@@ -197,7 +198,9 @@ def publish(training: Pretraining, hub_args: HubArguments):
     repo_id = hub_args.hub_model_id or output_dir.resolve().name
     write_bilm_card(output_dir, repo_id.split("/")[-1])
     print(f"{output_dir}: the model of step {step}, with its card; load it with AutoModel.from_pretrained")
-    judge(perplexity_values(record), training.survey)
+    values = perplexity_values(record)
+    judge(values, training.survey)
+    print_conclusion(how_good(values), *next_command(values, output_dir))
     if hub_args.push_to_hub:
         push(output_dir, repo_id, "Pretrained biLM", hub_args.hub_private_repo, hub_args.hub_token)
 
@@ -229,10 +232,6 @@ def record_of_run(training: Pretraining, published_step: int) -> dict[str, Any]:
 def judge(values: dict[str, Any], survey: Survey | None):
     """Warns of a model that is worse than before, or than counting words; `values` are those of its card."""
     if "perplexity" not in values:
-        print(
-            "Its perplexity was not measured. Pass --validation_file, or a part of the text with --split 'train[:90%]' "
-            "--validation_split 'train[90%:]'."
-        )
         return
     figures = values["perplexity"]
     perplexity, unigram = figures["perplexity"], figures.get("unigram")
@@ -252,6 +251,33 @@ def judge(values: dict[str, Any], survey: Survey | None):
             f"The held-out perplexity {perplexity:,.2f} is above the {before:,.2f} before the training; a lower "
             "--learning_rate may help."
         )
+
+
+def how_good(values: dict[str, Any]) -> str:
+    """The held-out perplexity, beside those of a unigram and of the model before."""
+    if "perplexity" not in values:
+        return (
+            "The perplexity was not measured. Pass --validation_file, or a part of the text with --split 'train[:90%]' "
+            "--validation_split 'train[90%:]'."
+        )
+    figures = values["perplexity"]
+    sentence = f"The held-out perplexity is {figures['perplexity']:,.2f}"
+    if figures.get("unigram"):
+        sentence += f"; a unigram, which only knows how often each word occurs, has {figures['unigram']:,.2f}"
+    if "perplexity_before" in values:
+        sentence += f"; before the training it was {values['perplexity_before']:,.2f}"
+    return f"{sentence}."
+
+
+def next_command(values: dict[str, Any], folder: Path) -> list[object]:
+    """What to do with a model: measure it, train it further if counting words is better, or train a task."""
+    figures = values.get("perplexity")
+    if figures is None:
+        return ["elmo", "perplexity", "--model", folder, "--validation_file", "TEXT"]
+    if figures["perplexity"] > (figures.get("unigram") or math.inf):
+        return ["elmo", "pretrain", "--model_name_or_path", folder, "--train_file", "TEXT", "--output_dir", "bilm"]
+    command = ["elmo", "ner", "--model_name_or_path", folder, "--train_file", "TRAIN", "--validation_file", "DEV"]
+    return [*command, "--output_dir", "tagger"]
 
 
 if __name__ == "__main__":

@@ -97,7 +97,7 @@ def fine_tune(
         record = run_record(trainer, task, splits, settings, began)
         if trainer.is_world_process_zero():
             write_run(folder, record, card, training)
-            report([record], folder)
+            report([record], folder, folder)
             if training.push_to_hub:
                 push_model(folder, task, training)
     return record

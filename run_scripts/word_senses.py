@@ -22,8 +22,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from modeling_elmo.run_scripts.cards.tables import sense_table
-from modeling_elmo.run_scripts.program.command_line import ProgramParser, option, run
+from modeling_elmo.run_scripts.cards.tables import sense_scores, sense_table, spaced
+from modeling_elmo.run_scripts.program.command_line import ProgramParser, given_options, option, print_conclusion, run
 from modeling_elmo.run_scripts.program.files import write_json
 from modeling_elmo.run_scripts.vectors.layer_sources import LayerSourceArguments, layer_sources, write_sentences
 from modeling_elmo.run_scripts.vectors.senses import (
@@ -36,6 +36,8 @@ from modeling_elmo.run_scripts.vectors.senses import (
     sense_averages,
     uses_of_lemma,
 )
+
+BASELINES = ("chance", "first sense", "most frequent sense")
 
 
 @dataclass(kw_only=True)
@@ -95,7 +97,28 @@ def main(arguments: list[str] | None = None) -> dict[str, Any]:
         write_json(output, result)
         if parsed.lemma:
             draw_senses(texts["train"], top_layer, parsed.lemma, output.with_suffix(".png"))
+    print_conclusion(best_layer(result), *next_command(parsed))
     return result
+
+
+def best_layer(result: dict[str, Any]) -> str:
+    """The best row of the table in its last column, beside the baselines."""
+    measure, scores = list(sense_scores(result).items())[-1]
+    baselines = {name: scores[name] for name in BASELINES if name in scores}
+    name, score = max((row for row in scores.items() if row[0] not in baselines), key=lambda row: row[1])
+    others = ", ".join(f"{baseline} has {100 * value:.1f}" for baseline, value in baselines.items())
+    return f"{spaced(measure).capitalize()} is best with {name}, {100 * score:.1f} %; without vectors, {others}."
+
+
+def next_command(parsed: SenseArguments) -> list[str]:
+    """The same with what is missing: a test text, or a map."""
+    words = ["elmo", "senses", *given_options(parsed)]
+    if parsed.test_file is None:
+        return [*words, "--test_file", "TEST"]
+    if parsed.lemma is None:
+        output = [] if parsed.output else ["--output", "senses.json"]
+        return [*words, "--lemma", "LEMMA", *output]
+    return ["elmo", "neighbors", "TEXT", "--word", parsed.lemma, "--model", parsed.model or "MODEL"]
 
 
 if __name__ == "__main__":

@@ -6,11 +6,15 @@ from ..program.command_line import print_conclusion
 from ..program.files import write_json, write_lines
 from .figures import draw_ablation, draw_confusion, draw_data_curve, draw_layer_weights
 from .records import RunRecords, best_record, last_metrics, splits_of
-from .tables import class_table, finding, results_report, score_table, summary_table
+from .tables import class_table, comparison, finding, results_report, score_table, summary_table
 
 
-def report(records: RunRecords, folder: Path, ablation: str | None = None):
-    """Prints the tables of all runs, and writes them to `results/` with the records and figures."""
+def report(records: RunRecords, folder: Path, model: Path | str, ablation: str | None = None):
+    """Prints the tables of all runs, and writes them to `results/` with the records and figures.
+
+    Args:
+        model: folder of the model to evaluate next.
+    """
     name = write_results(folder, records, ablation)
     results = folder / "results"
     picture = results / f"{name}.png"
@@ -34,8 +38,10 @@ def report(records: RunRecords, folder: Path, ablation: str | None = None):
     if "confusion" in metrics:
         draw_confusion(metrics["confusion"], [*metrics["per_label"]], results / f"{name}_confusion.png")
     print(f"{results}: {name}.json, {name}.md and figures")
-    if len(records) == 1:
-        print_conclusion(finding(metrics, best["metric"], splits_of([best])[-1]), "elmo", "evaluate", folder, "FILE")
+    sentence = finding(metrics, best["metric"], splits_of([best])[-1])
+    if len(records) > 1:
+        sentence = comparison(records)
+    print_conclusion(sentence, "elmo", "evaluate", model, "FILE")
 
 
 def write_results(folder: Path, records: RunRecords, ablation: str | None = None) -> str:

@@ -286,8 +286,26 @@ def finding(metrics: JsonObject, metric: str, place: str) -> str:
         sentence += f"; always answering {name!r} would give {format_score(share, metric)}"
     never = [name for name, rates in classes.items() if not rates["f1"]]
     if never:
-        sentence += f". {len(never):,} of {len(classes):,} classes are never right: {one_line(never)}"
+        verb = "is" if len(never) == 1 else "are"
+        sentence += f". {len(never):,} of {len(classes):,} classes {verb} never right: {one_line(never)}"
     return f"{sentence}."
+
+
+def comparison(records: RunRecords) -> str:
+    """The mean score of the best arm on the last split, beside that of its baseline; or of two arms."""
+    *_, split = splits_of(records)
+    metric = records[0]["metric"]
+    arms = {arm: scores_on(runs, split, metric) for arm, runs in by_arm(records).items()}
+    sign = -1 if metric in ERRORS else 1
+    best, *others = sorted(filter(arms.get, arms), key=lambda arm: -sign * np.mean(arms[arm]))
+    other = baseline_of(best, arms)
+    if other not in others:
+        other = others[0] if others else best
+    sentence = f"On {split}, {spaced(metric)} is {score_cell(arms[best], metric)} with {best}"
+    if other != best:
+        sentence += f", and {score_cell(arms[other], metric)} with {other}"
+    few = ". That is one seed: pass --seeds 5 to see how much scores vary" if len(arms[best]) == 1 else ""
+    return f"{sentence}{few}."
 
 
 def run_table(records: RunRecords, metric: str) -> str:

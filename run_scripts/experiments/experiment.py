@@ -134,7 +134,8 @@ def run_experiment(
         ensemble = arguments.ensemble
         records = [ensemble_record(task, ensemble, training)] if ensemble else experiment.run()
         if training.process_index == 0:
-            report(records, experiment.folder, arguments.ablation)
+            model = ensemble[0] if ensemble else experiment.best_model(records)
+            report(records, experiment.folder, model, arguments.ablation)
             if training.push_to_hub:
                 push_model(experiment.best_folder(records), task, training)
     return records
@@ -215,11 +216,16 @@ class Experiment:
                     write_results(self.folder, records, self.arguments.ablation)
         return records
 
+    def best_model(self, records: list[RunRecord]) -> Path:
+        """The folder of the best model on the first split, with ELMo if any has it."""
+        best = best_record(with_elmo(records))
+        return self._folder_of(best["arm"], best["seed"])
+
     def best_folder(self, records: list[RunRecord]) -> Path:
-        """The folder of the best model on the first split, with ELMo if any has it. Its card says how it was chosen."""
-        candidates = [record for record in records if record["layer_weights"]] or records
+        """The same folder, which must have the model. Its card says how it was chosen."""
+        candidates = with_elmo(records)
         best = best_record(candidates)
-        folder = self._folder_of(best["arm"], best["seed"])
+        folder = self.best_model(records)
         if not (folder / CONFIG_NAME).is_file():
             raise FileNotFoundError(
                 f"{self.folder} holds the record of the best model without the model. Train it in another "
@@ -384,6 +390,11 @@ class Experiment:
         all_rows = concatenate_datasets([rows.select_columns(columns) for rows in splits])
         with self.training.main_process_first(desc="computing the biLM's layers"):
             return feature_store(self.folder / "features", model, all_rows, DataCollatorWithPadding(tokenizer))
+
+
+def with_elmo(records: list[RunRecord]) -> list[RunRecord]:
+    """The records of models with ELMo, or all if there are none."""
+    return [record for record in records if record["layer_weights"]] or records
 
 
 def is_member(record: RunRecord, arm: str, seed: int) -> bool:

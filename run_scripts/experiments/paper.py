@@ -18,7 +18,7 @@ import re
 import subprocess
 import sys
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
@@ -33,7 +33,7 @@ from modeling_elmo import ELMoConfig
 from ..cards.records import RunRecord, RunRecords
 from ..fine_tuning.run import different_settings
 from ..fine_tuning.tasks import TASKS
-from ..program.command_line import option
+from ..program.command_line import given_options, option, option_words, print_conclusion
 from ..program.files import JsonObject, read_json, write_lines
 from ..program.models import check_model, model_digest
 from ..program.processes import sole_run
@@ -44,6 +44,7 @@ from .reports import PLAN_OUTPUT, read_records, write_records
 PLAN = Path(__file__).with_name("paper_plan.json")
 PLAN_PROGRAMS = ("pretrain", "reproduce", "senses", "neighbors", "probe")
 PLAN_KEYS = ("name", "program", "title", "table", "files", "options")
+PAGE = "README.md"  # of the results
 LEAST_FOLDS = 3
 TRAINED_BILM = "bilm"  # folder of the biLM that an experiment trains; its log is beside it
 ARMS_MAY_CHANGE = ("compare_baseline",)  # one arm more or less leaves the others as they are
@@ -127,6 +128,16 @@ def run_plan(arguments: PaperArguments) -> list[RunRecord]:
     else:
         with sole_run(output):
             run_missing(plan, experiments, arguments)
+    finished = [experiment.name for experiment in experiments if experiment.is_finished()]
+    command = ["elmo", "reproduce", "all", *given_options(arguments, but=["dry_run"])]
+    if len(finished) == len(experiments):
+        command = ["elmo", "reproduce", "all", "--model_name_or_path", "OTHER_MODEL", "--data", arguments.data]
+        command += ["--output_dir", "OTHER_FOLDER", "--others", arguments.output_dir]
+    print_conclusion(
+        f"{len(finished):,} of {len(experiments):,} experiments are finished; {output / PAGE} compares them with the "
+        "paper's.",
+        *command,
+    )
     all_records = []
     for experiment in experiments:
         if experiment.arms:
@@ -189,13 +200,12 @@ def check_begun(plan: PlanEntries, output: Path, digest: str):
 
 def write_page(plan: PlanEntries, arguments: PaperArguments):
     output = Path(arguments.output_dir)
-    path = output / "README.md"
+    path = output / PAGE
     others = list(map(Path, arguments.others))
     page = paper_page(plan, output, others)
     write_lines(path, [page])
     if arguments.page is not None:
         update_page(Path(arguments.page), page)
-    print(f"{path}: the paper's tables and ours")
 
 
 def read_plan(path: Path) -> PlanEntries:
@@ -312,18 +322,6 @@ def fold_options(fold: int, folds: int) -> JsonObject:
     test, validation, *train = parts[fold:] + parts[:fold]
     splits = {"train_split": "+".join(train), "validation_split": validation, "test_split": test}
     return {**splits, "seed": fold, "seeds": 1}
-
-
-def option_words(options: JsonObject) -> Iterator[str]:
-    for name, value in options.items():
-        if value is False:
-            yield f"--no_{name}"
-            continue
-        yield f"--{name}"
-        if isinstance(value, list):
-            yield from map(str, value)
-        elif value is not True:
-            yield str(value)
 
 
 def run_command(experiment: PlannedExperiment, threads: int) -> int:

@@ -9,7 +9,7 @@ import sys
 from argparse import SUPPRESS, Action, ArgumentDefaultsHelpFormatter, RawDescriptionHelpFormatter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import field, fields, is_dataclass
+from dataclasses import MISSING, field, fields, is_dataclass
 from difflib import get_close_matches
 from glob import glob
 from importlib.util import find_spec
@@ -330,6 +330,31 @@ def print_conclusion(finding: str, *command: object):
     """The last lines of a program: what was found, in a sentence, and the next command, with names in capitals."""
     print(f"\n{finding}")
     print(f"Next: {' '.join(quote(str(word)) for word in command)}")
+
+
+def option_words(options: Mapping[str, Any]) -> Iterator[str]:
+    """The words of a command line that give options these values."""
+    for name, value in options.items():
+        if value is False:
+            yield f"--no_{name}"
+            continue
+        yield f"--{name}"
+        if isinstance(value, list):
+            yield from map(str, value)
+        elif value is not True:
+            yield str(value)
+
+
+def given_options(*groups: Any, but: Iterable[str] = ()) -> list[str]:
+    """The words that repeat the options of dataclasses, but for defaults and for the names in `but`."""
+    given = {}
+    for group in groups:
+        for item in fields(group):
+            default = item.default if item.default_factory is MISSING else item.default_factory()
+            value = getattr(group, item.name)
+            if item.name not in but and value != default:
+                given[item.name] = "False" if value is False and default is None else value  # no --no_NAME then
+    return [*option_words(given)]
 
 
 def require(module: str, extra: str, purpose: str):
