@@ -246,7 +246,7 @@ def find_neighbors(parsed: NeighborArguments, text: GroupedText, model, tokenize
         write_json(output.with_suffix(".json"), result)
         write_uses(parsed, rows, unscaled)
         draw_map(vectors, colored, picture_path(output))
-    print_conclusion(how_alike(result, 1 - distance_within(vectors)), *next_command(text, parsed))
+    print_conclusion(how_alike(result, 1 - distance_within(vectors)), *next_neighbors_command(text, parsed))
     return result
 
 
@@ -259,7 +259,7 @@ def how_alike(result: Mapping[str, Any], random: float) -> str:
     return f"The shown neighbors have cosines from {range_of_cosines}; two random uses have {random:.2f} on average."
 
 
-def next_command(text: GroupedText, parsed: NeighborArguments, *groups: Any) -> list[str]:
+def next_neighbors_command(text: GroupedText, parsed: NeighborArguments, *groups: Any) -> list[str]:
     """The same command with clusters, or the explorer if they were found."""
     if parsed.clusters is not None:
         return ["elmo", "explore", parsed.model, "--corpus", *text.patterns]
@@ -336,7 +336,7 @@ def find_change(
         if "clusters" in result:
             print("\n" + format_clusters(result["clusters"]))
         finding = largest_change(result)
-        following = next_command(text, parsed, groups)
+        following = next_neighbors_command(text, parsed, groups)
     else:
         warn_of_few_permutations(groups.permutations, len(results))
         result["words"] = results

@@ -200,7 +200,7 @@ def publish(training: Pretraining, hub_args: HubArguments):
     print(f"{output_dir}: the model of step {step}, with its card; load it with AutoModel.from_pretrained")
     values = perplexity_values(record)
     judge(values, training.survey)
-    print_conclusion(how_good(values), *next_command(values, output_dir))
+    print_conclusion(how_good(values), *next_pretraining_command(values, output_dir))
     if hub_args.push_to_hub:
         push(output_dir, repo_id, "Pretrained biLM", hub_args.hub_private_repo, hub_args.hub_token)
 
@@ -269,7 +269,7 @@ def how_good(values: dict[str, Any]) -> str:
     return f"{sentence}."
 
 
-def next_command(values: dict[str, Any], folder: Path) -> list[object]:
+def next_pretraining_command(values: dict[str, Any], folder: Path) -> list[object]:
     """What to do with a model: measure it, train it further if counting words is better, or train a task."""
     figures = values.get("perplexity")
     if figures is None:

@@ -97,11 +97,11 @@ def main(arguments: list[str] | None = None) -> dict[str, Any]:
         write_json(output, result)
         if parsed.lemma:
             draw_senses(texts["train"], top_layer, parsed.lemma, output.with_suffix(".png"))
-    print_conclusion(best_layer(result), *next_command(parsed))
+    print_conclusion(best_sense_layer(result), *next_senses_command(parsed))
     return result
 
 
-def best_layer(result: dict[str, Any]) -> str:
+def best_sense_layer(result: dict[str, Any]) -> str:
     """The best row of the table in its last column, beside the baselines."""
     measure, scores = list(sense_scores(result).items())[-1]
     baselines = {name: scores[name] for name in BASELINES if name in scores}
@@ -110,7 +110,7 @@ def best_layer(result: dict[str, Any]) -> str:
     return f"{spaced(measure).capitalize()} is best with {name}, {100 * score:.1f} %; without vectors, {others}."
 
 
-def next_command(parsed: SenseArguments) -> list[str]:
+def next_senses_command(parsed: SenseArguments) -> list[str]:
     """The same with what is missing: a test text, or a map."""
     words = ["elmo", "senses", *given_options(parsed)]
     if parsed.test_file is None:

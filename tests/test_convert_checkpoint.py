@@ -8,6 +8,7 @@ import h5py
 import numpy as np
 import pytest
 import torch
+from endings import conclusion
 from errors import refused
 from places import ELMO_FIXTURES, ROOT
 
@@ -37,7 +38,11 @@ def test_there_and_back_with_softmax_and_vocabulary(tmp_path, monkeypatch, capsy
         "https://example.org/~me/elmo",
     ]
     main([*ALLENNLP, *given, "--output_dir", "model"])
-    assert "AutoModel.from_pretrained('model', trust_remote_code=True)" in capsys.readouterr().out
+    printed = capsys.readouterr().out
+    assert "AutoModel.from_pretrained('model', trust_remote_code=True)" in printed
+    found, following = conclusion(printed)
+    assert found == "Converted back, 35 of 35 arrays equal the original arrays bit for bit."
+    assert following[:4] == ["elmo", "embed", "--model", "model"]
     card = Path("model", "README.md").read_text("utf-8")
     assert "converted from <https://example.org/~me/elmo>, and not trained here.\n" in card and "license: mit\n" in card
     assert "35 of 35 arrays equal the original arrays bit for bit" in card

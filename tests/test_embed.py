@@ -22,6 +22,7 @@ import psutil
 import pytest
 import torch
 from bilm_models import make_tokenizer, needs_int8, save
+from endings import conclusion, printed_by
 from errors import refused
 from places import ELMO_FIXTURES, FIXTURES
 from pretraining_worker import arguments_of, torchrun, two_machines
@@ -293,6 +294,29 @@ def test_proteins_as_a_table(embedded, alone, tmp_path, pooling):
     assert table["name"][:] == list(SEQUENCES) and table["text"][:] == list(SEQUENCES.values())
     assert table["tokens"][:] == RESIDUES
     assert_close(read(path), alone(RESIDUES, "sum", pooling), 1e-5)
+
+
+@pytest.mark.parametrize(
+    "output, options, unit",
+    [
+        ("v.hdf5", {"layers": "all"}, "for each token 3 layers of 12 numbers"),
+        ("v.hdf5", {"layers": "top"}, "for each token a vector of 12 numbers"),
+        ("v.hdf5", {"layers": "top", "pooling": "mean"}, "for each line a vector of 12 numbers"),
+        ("v.parquet", {"layers": "top"}, "for each token a vector of 12 numbers"),
+        ("p.h5", {"input": PROTEINS, "layers": "sum"}, "for each token a vector of 12 numbers"),
+    ],
+)
+def test_the_last_lines(embedded, capsys, output, options, unit):
+    path = embedded(output, **options)
+    told, (*python, code) = conclusion(capsys.readouterr().out)
+    assert python == ["python", "-c"] and told.startswith(f"{path} has ") and told.endswith(f" tokens, and {unit}.")
+    shown = printed_by(code)
+    if path.suffix == ".parquet":
+        assert "vectors" in shown
+    else:
+        with h5py.File(path) as file:
+            first = {"p.h5": "sp|P01308|INS_HUMAN"}.get(output, "0")
+            assert shown == f"{file['sentence_vectors'][0] if 'pooling' in options else file[first][:]}\n"
 
 
 def test_letters_of_a_text(embedded, tmp_path):

@@ -1,5 +1,6 @@
 """Experiments: arms and seeds, finished and stopped models, cached layers, ensembles, publishing."""
 
+import re
 import shutil
 from functools import partial
 from pathlib import Path
@@ -8,6 +9,7 @@ from unittest.mock import MagicMock
 import numpy as np
 import pytest
 import torch
+from endings import conclusion
 from errors import refused
 from huggingface_hub.utils import filter_repo_objects
 from safetensors.torch import load_file
@@ -142,7 +144,20 @@ def test_a_finished_experiment_writes_its_results_and_trains_nothing(finished, t
     assert records == records_in(finished)
     assert read_json(finished / "results" / "ner.json")["records"] == records == read_records(finished)[1]
     table = summary_table(records)
-    for text in (capsys.readouterr().out, (finished / "results" / "ner.md").read_text("utf-8")):
+    printed = capsys.readouterr().out
+    told, following = conclusion(printed)
+    (better, best), (worse, other) = sorted(
+        (
+            (np.mean([record["metrics"]["test"]["f1"] for record in records if record["arm"] == arm]), arm)
+            for arm in ("elmo", "baseline")
+        ),
+        reverse=True,
+    )
+    assert re.fullmatch(
+        rf"On test, f1 is {100 * better:.2f} ± \S+ with {best}, and {100 * worse:.2f} ± \S+ with {other}\.", told
+    )
+    assert following[:2] == ["elmo", "evaluate"] and (Path(following[2]) / "model.safetensors").is_file()
+    for text in (printed, (finished / "results" / "ner.md").read_text("utf-8")):
         assert table in text
     assert not hub.called and not trainers and {path: path.stat().st_mtime_ns for path in files} == before
 
@@ -447,7 +462,7 @@ def probabilities(folder, sentences: list[list[str]]):
         return [model(**each).logits[0, 1:-1].double().softmax(-1).numpy() for each in inputs]
 
 
-def test_an_ensemble_is_the_mean_of_probabilities(finished, place, train, tmp_path):
+def test_an_ensemble_is_the_mean_of_probabilities(finished, place, train, tmp_path, capsys):
     members = [finished / name for name in MEMBERS[1::2]]
     (record,) = train(tmp_path, ensemble=members)
     labels = read_json(members[0] / "config.json")["id2label"]
@@ -459,6 +474,7 @@ def test_an_ensemble_is_the_mean_of_probabilities(finished, place, train, tmp_pa
     right = [found == tag for row in rows for found, tag in zip(row["predicted"], row["tags"], strict=True)]
     assert record["metrics"]["test"]["accuracy"] == pytest.approx(sum(right) / len(right))
     assert record["arm"] == "ensemble of 2"
+    assert conclusion(capsys.readouterr().out)[1] == ["elmo", "evaluate", str(members[0]), "FILE"]
     assert read_json(tmp_path / "results" / "ner_ensemble.json")["records"] == [record]
     single = [[row["predicted"] for row in predictions_of(folder / "predictions_test.jsonl")] for folder in members]
     assert expected not in single  # else the mean could be missing

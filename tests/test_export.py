@@ -4,9 +4,11 @@ import importlib.util
 import itertools
 import json
 import os
+import re
 import runpy
 import subprocess
 import sys
+from pathlib import Path
 from types import SimpleNamespace
 
 import h5py
@@ -15,6 +17,7 @@ import pytest
 import torch
 from bilm_models import make_tokenizer, seeded, tiny_model
 from clean_python import run
+from endings import conclusion, printed_by
 from errors import refused
 from head_models import make_model, stirred
 from places import ELMO_FIXTURES
@@ -96,7 +99,10 @@ def check_outputs(found, model, inputs, atol):
 def test_exported_program_alone(folder, tmp_path, capsys):
     """A process without transformers gives the model's layers and mix, for masks with holes, also for a single row."""
     output = export.main(arguments(folder, tmp_path / "pt2", format="pt2"))
-    assert "Largest difference from the model: " in capsys.readouterr().out
+    printed = capsys.readouterr().out
+    assert "Largest difference from the model: " in printed
+    told, (*_, code) = conclusion(printed)
+    assert told.startswith(f"Wrote {output / 'model.pt2'}, ") and "character_ids" in printed_by(code)
     assert not (output / "onnx_vectors.py").exists()
     names = torch.export.load(output / "model.pt2").state_dict
     assert len(names) > 30 and not [name for name in names if "cache" in name]
@@ -220,6 +226,13 @@ def test_other_models(tmp_path, capsys, model_class, options, outputs, has_examp
     assert {path.suffix for path in output.iterdir()} >= {".onnx", ".json"}
     assert (output / "onnx_vectors.py").exists() == has_example
     assert (output / "onnx_tags.py").exists() == (model_class is ELMoForTokenClassification)
+    told, following = conclusion(capsys.readouterr().out)
+    size = (output / "model.onnx").stat().st_size
+    assert re.fullmatch(rf"Wrote .*, {size:,} bytes, whose outputs are those of the model up to \S+e-\d+\.", told)
+    if has_example:
+        assert following[0] == "python" and Path(following[1]).is_file()
+    else:
+        assert "attention_mask" in printed_by(following[2])
     tokenizer = ELMoTokenizer.from_pretrained(output)
     names = export.input_names(model)
     inputs = {name: tensor for name, tensor in tokenizer("They play", return_tensors="pt").items() if name in names}

@@ -7,9 +7,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 from bilm_models import pair_in, plain_layers
+from endings import conclusion
 from errors import refused
 from places import FIXTURES
 from pretraining_worker import arguments_of
+from scipy.spatial.distance import pdist
 from sklearn.neighbors import NearestNeighbors
 from task_worker import bilm, read_json, written
 
@@ -46,6 +48,12 @@ def test_neighbors_equal_those_of_scikit_learn(folder, tmp_path, capsys, layer, 
     uses = list(find_uses(LINES, "play"))
     assert found["uses"] == len(uses) >= 150 and len(found["queries"]) == 5
     vectors = plain_vectors(folder, uses, number)
+    told, following = conclusion(printed)
+    cosines = [cosine for query in found["queries"] for cosine, _, _ in query["neighbors"]]
+    assert f"cosines from {min(cosines):.2f} to {max(cosines):.2f}; two random uses have" in told
+    random = 1 - pdist(vectors, "cosine").mean()
+    assert float(re.search(r"have (\S+) on average", told)[1]) == pytest.approx(random, abs=0.006)
+    assert following[:3] == ["elmo", "neighbors", str(TEXT)] and following[-1] == "--clusters"
     index = NearestNeighbors(metric="cosine", algorithm="brute").fit(vectors)
     for query in found["queries"]:
         lines = [f"  {cosine:.3f}  {use}  ({place})" for cosine, use, place in query["neighbors"]]

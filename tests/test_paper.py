@@ -9,6 +9,7 @@ from unittest.mock import patch
 
 import pytest
 import torch
+from endings import conclusion
 from errors import refused
 from places import ROOT
 from pretraining_worker import arguments_of
@@ -183,10 +184,15 @@ def test_a_page_is_of_one_model_and_one_plan_and_a_dry_run_writes_it(place, caps
     lines = capsys.readouterr().out.split("\n")
     assert re.fullmatch(r"entities: not finished, models: 2 of 4, \d+\.\d minutes for each", lines[0])
     assert lines[1:3] == ["uses: finished", "others: not finished"] and not (place / "paper" / "others").exists()
+    told, following = conclusion("\n".join(lines).rstrip())
+    assert told.startswith(f"1 of 3 experiments are finished; {page} compares")
+    assert "--seeds" in following and "--dry_run" not in following and str(place / "paper") in following
     assert page.read_text("utf-8") == f"{text.rstrip()}\n\nWithout results so far: others.\n"
     without = {**ENTITIES, "options": {**ENTITIES["options"], "compare_baseline": False}}
     run(place, without, USES, dry_run=True)  # one arm less is no other plan
-    assert capsys.readouterr().out.startswith("entities: finished, models: 2, ")
+    printed = capsys.readouterr().out
+    assert printed.startswith("entities: finished, models: 2, ")
+    assert conclusion(printed)[1][-2:] == ["--others", str(place / "paper")]
     page.unlink()
     with patch.object(paper, "run_command", side_effect=KeyboardInterrupt), pytest.raises(KeyboardInterrupt):
         run(place, USES, ENTITIES, seeds=2)

@@ -11,6 +11,7 @@ from unittest.mock import MagicMock
 import pytest
 import torch
 from bilm_models import save
+from endings import conclusion
 from errors import refused
 from huggingface_hub import ModelCard
 from huggingface_hub.utils import filter_repo_objects
@@ -85,7 +86,9 @@ def test_a_dry_run_assembles_and_checks_and_uploads_nothing(folder, hub, capsys)
     found = send(folder, "--output_dir", str(folder.parent / "assembled"), "--dtype", "float16", "--license", "mit")
     assert not hub.called and found == folder.parent / "assembled"
     printed = capsys.readouterr().out
-    assert "Dry run: nothing was uploaded. Add --push to upload it to someone/elmo-xy." in printed
+    given = ["--model", str(folder), "--repo_id", "someone/elmo-xy"]
+    assert conclusion(printed)[0] == "Dry run: nothing was uploaded."
+    assert {*conclusion(printed)[1]} == {"elmo", "push", *given, "--dtype", "float16", "--license", "mit", "--push"}
     difference = float(re.search(r"differ from those of .* by at most (\S+) of the root", printed)[1])
     assert 0 < difference < 0.05  # of half precision
 
@@ -156,9 +159,15 @@ def test_front_matter_that_is_not_yaml(folder, trusting):
         send(folder)
 
 
-def test_pushing(folder, hub, trusting):
+def test_pushing(folder, hub, trusting, capsys):
     (folder / "results" / "play [verb].png").symlink_to(folder / "curve.png")  # brackets are no patterns
+    send(folder, "--private", "false", "--token", TOKEN)
+    following = conclusion(capsys.readouterr().out)[1]
+    assert following[-3:] == ["--private", "False", "--push"] and TOKEN not in following
     send(folder, "--push", "--private", "true", "--token", TOKEN)
+    found, (*_, code) = conclusion(capsys.readouterr().out)
+    assert re.fullmatch(r"someone/elmo-xy has \d+ files, and loads without this package\.", found)
+    assert "AutoModel.from_pretrained('someone/elmo-xy', trust_remote_code=True)" in code
     hub.assert_called_once_with(token=TOKEN)
     hub().create_repo.assert_called_once_with("someone/elmo-xy", private=True, exist_ok=True)
     upload = hub().upload_folder.call_args.kwargs

@@ -3,6 +3,7 @@
 import copy
 
 import pytest
+from endings import conclusion
 from task_worker import bilm, predictions_of, read_json, train_head
 
 from modeling_elmo.run_scripts.cards.results import report
@@ -32,12 +33,12 @@ def test_figures(place, tmp_path, capsys):
     pytest.importorskip("matplotlib")
     record = read_json(place / "run" / "record.json")
     baseline = {**copy.deepcopy(record), "arm": "baseline", "layer_weights": {}}
-    report([record], place / "run")
-    *_, found, following = capsys.readouterr().out.splitlines()
-    assert found.startswith("On test, f1 is ") and following == f"Next: elmo evaluate {place / 'run'} FILE"
-    report([baseline, record], tmp_path)
+    report([record], place / "run", place / "run")
+    found, following = conclusion(capsys.readouterr().out)
+    assert found.startswith("On test, f1 is ") and following == ["elmo", "evaluate", str(place / "run"), "FILE"]
+    report([baseline, record], tmp_path, place / "run")
     assert {path.name for path in (tmp_path / "results").glob("*.png")} == {"ner.png", "ner_layer_weights.png"}
     assert "| baseline" in capsys.readouterr().out
     shares = [{**each, "arm": f"{each['arm']}@1.0"} for each in (baseline, record)]
-    report(shares, tmp_path, ablation="data")
+    report(shares, tmp_path, place / "run", ablation="data")
     assert (tmp_path / "results" / "ner_data.png").stat().st_size > 1000

@@ -13,6 +13,7 @@ import pytest
 import torch
 from accelerate.state import AcceleratorState
 from bilm_models import make_tokenizer, save
+from endings import conclusion
 from errors import refused
 from huggingface_hub.errors import StrictDataclassError
 from places import ELMO_FIXTURES, TEXT
@@ -189,7 +190,7 @@ def test_the_card_tells_what_a_resumed_run_changed(base, tmp_path):
 # Little text
 
 
-def test_a_perplexity_stands_beside_that_of_a_unigram(base, tmp_path, warnings_of_transformers):
+def test_a_perplexity_stands_beside_that_of_a_unigram(base, tmp_path, warnings_of_transformers, capsys):
     """Counted here by hand. The untrained model begins near it, and is told to be worse after a bad training."""
     vocabulary = (base / "run" / "vocab.txt").read_text("utf-8").split("\n")
     texts = [(base / name).read_text("utf-8").replace("\n", " </S> ") for name in ("train.txt", "held_out.txt")]
@@ -205,6 +206,9 @@ def test_a_perplexity_stands_beside_that_of_a_unigram(base, tmp_path, warnings_o
     pretrain(tmp_path, max_steps=3, learning_rate=3.0)
     worse = f"is above the {expected:.2f} of a unigram, which only knows how often each word occurs"
     assert worse in warnings_of_transformers.text
+    found, following = conclusion(capsys.readouterr().out)
+    assert f"; a unigram, which only knows how often each word occurs, has {expected:.2f}" in found
+    assert following[:4] == ["elmo", "pretrain", "--model_name_or_path", str(tmp_path / "run")]
     assert "**The model is worse.**" in (tmp_path / "run" / "README.md").read_text("utf-8")
 
 
@@ -403,7 +407,9 @@ def test_the_record_counts_what_the_tokenizer_gives_to_the_model(is_split_into_w
     options = {"train_file": tmp_path / "raw.txt", "validation_file": None, "vocabulary_size": 10, "max_steps": 1}
     options |= {"is_split_into_words": is_split_into_words, "config_overrides": {"max_word_length": 50}}
     pretrain(tmp_path, **options)
-    assert "Its perplexity was not measured. Pass --validation_file" in capsys.readouterr().out
+    found, following = conclusion(capsys.readouterr().out)
+    assert found.startswith("The perplexity was not measured. Pass --validation_file")
+    assert following[:4] == ["elmo", "perplexity", "--model", str(tmp_path / "run")]
     data = read_result(tmp_path / "run", "pretraining")["data"]
     expected = (7, 1) if is_split_into_words else (13, 0)
     assert (data["words"] // 9, data["cut_words"] // 9, data["longest_sentence"]) == (*expected, expected[0])

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from endings import conclusion
 from errors import refused
 from pretraining_worker import arguments_of
 from scipy import stats
@@ -148,6 +149,11 @@ def test_the_word_that_changes_is_found(run_change, table, tmp_path, capsys):
     assert all("theatre" in use for use, _ in found["play"]["groups"][0]["typical_uses"])
     printed = capsys.readouterr().out
     assert "1850-1899: 30 uses" in printed and "1950-1999 (1)" in printed
+    told, following = conclusion(printed)
+    (pair,) = found["house"]["pairs"]  # which is printed last
+    prt = f"PRT is {pair['prt']['distance']:.3f}, in random splits {pair['prt']['random_mean']:.3f} on average"
+    assert told == f"house differs most between 1850-1899 and 1900-1949: {prt} (p {pair['prt']['p']:.3f})."
+    assert {*following} >= {"elmo", "neighbors", str(table), "--word", "house", "--group_by", "--clusters"}
     assert read_json(tmp_path / "play.json") == found["play"]
     assert (tmp_path / "play.png").read_bytes().startswith(b"\x89PNG")
 

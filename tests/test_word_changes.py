@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from bilm_models import plain_layers
+from endings import conclusion
 from errors import refused
 from pretraining_worker import arguments_of
 from scipy import stats
@@ -120,6 +121,9 @@ def test_the_planted_change_is_first_and_numbers_are_those_of_scipy(run, folder,
     printed = capsys.readouterr().out
     assert f"Changed: {PLANTED}. PRT is larger" in printed and "xyzzy (no use)" in printed
     assert "Random splits move whole documents (speech)." in printed
+    told, following = conclusion(printed)
+    assert told == f"1 of 51 compared words are shown to have changed: {PLANTED}."
+    assert {*following} >= {"neighbors", "--word", PLANTED} and "--words" not in following
 
 
 def test_one_word_has_the_numbers_of_many(run, tmp_path):

@@ -9,6 +9,7 @@ import h5py
 import numpy as np
 import pytest
 from bilm_models import pair_in, plain_layers
+from endings import conclusion
 from errors import refused
 from places import FIXTURES
 from pretraining_worker import arguments_of
@@ -151,6 +152,26 @@ def test_from_files_to_a_table_and_a_map(folder, tmp_path, capsys):
         (row,) = [line for line in printed if line.startswith(f"| {name} ")]
         for figure in ("same_sense", "disambiguation"):
             assert 0 < found[figure][name] < 1 and f"{100 * found[figure][name]:.1f}" in row
+    scores = found["disambiguation"]
+    best = max(("token layer", "biLSTM 1", "biLSTM 2", "average"), key=scores.get)
+    told, following = conclusion("\n".join(printed))
+    assert told.startswith(
+        f"Disambiguation is best with {best}, {100 * scores[best]:.1f} %; without vectors, first sense"
+    )
+    assert told.endswith(f"most frequent sense has {100 * scores['most frequent sense']:.1f}.")
+    assert following == ["elmo", "neighbors", "TEXT", "--word", "make", "--model", str(folder)]
+
+
+@pytest.mark.parametrize(
+    "options, more", [([], ["--test_file", "TEST"]), (["--test_file", str(TEST)], ["--lemma", "LEMMA"])]
+)
+def test_the_next_command_adds_what_is_missing(folder, options, more, capsys):
+    given = ["--model", str(folder), "--train_file", str(TRAIN), *options]
+    found = main(given)["same_sense"]
+    told, following = conclusion(capsys.readouterr().out)
+    if not options:
+        assert told.startswith("Same sense is best with ") and f"chance has {100 * found['chance']:.1f}, " in told
+    assert {*following} >= {"elmo", "senses", *given, *more}
 
 
 def test_the_vector_of_a_phrase_is_the_mean_of_its_words(folder):

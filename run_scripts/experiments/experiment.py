@@ -218,12 +218,12 @@ class Experiment:
 
     def best_model(self, records: list[RunRecord]) -> Path:
         """The folder of the best model on the first split, with ELMo if any has it."""
-        best = best_record(with_elmo(records))
+        best = best_record(records_with_elmo(records))
         return self._folder_of(best["arm"], best["seed"])
 
     def best_folder(self, records: list[RunRecord]) -> Path:
         """The same folder, which must have the model. Its card says how it was chosen."""
-        candidates = with_elmo(records)
+        candidates = records_with_elmo(records)
         best = best_record(candidates)
         folder = self.best_model(records)
         if not (folder / CONFIG_NAME).is_file():
@@ -392,7 +392,7 @@ class Experiment:
             return feature_store(self.folder / "features", model, all_rows, DataCollatorWithPadding(tokenizer))
 
 
-def with_elmo(records: list[RunRecord]) -> list[RunRecord]:
+def records_with_elmo(records: list[RunRecord]) -> list[RunRecord]:
     """The records of models with ELMo, or all if there are none."""
     return [record for record in records if record["layer_weights"]] or records
 
