@@ -127,9 +127,9 @@ def test_eight_bits(folder):
 
 @pytest.mark.parametrize("library", ["minicons", "surprisal"])
 def test_libraries_find_the_surprisals_of_score_texts(folder, library):
-    """In a padded batch, with the code of docs/surprisal.md."""
+    """In a padded batch, with the code of docs/analysis.md."""
     pytest.importorskip(library)
-    page = ROOT / "docs" / "surprisal.md"
+    page = ROOT / "docs" / "analysis.md"
     code = next(
         block for block in re.findall("```py\n(.*?)```", page.read_text(), re.DOTALL) if f"from {library}" in block
     )
