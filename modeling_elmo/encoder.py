@@ -57,7 +57,7 @@ def maxima_in_few_sizes(
 ) -> Tensor:
     """`ELMoCharacterEncoder.convolve` of a list of words, on accelerators.
 
-    cuDNN plans a convolution anew for each size, which takes the host longer than the device computes. So the numbers
+    cuDNN plans a convolution for each new size, which takes the host longer than the device computes. So the numbers
     of words and positions are rounded up, the words by copies of the first one, whose results nothing reads.
 
     The gradient of a maximum is for one position. If several are equal, the first gets it all, and in the definition

@@ -307,7 +307,7 @@ def forward_of_model(forward: Callable[..., Any]) -> Callable[..., Any]:
     """What each `forward` of a model needs around it, for code that calls all models of transformers alike.
 
     It returns a tuple on request. An argument that the model does not have may be None or False; other values ask for
-    something, and are an error. Calls of several threads share the cores. TorchScript is refused.
+    something, and are an error. Calls of several threads share the cores. TorchScript is not supported.
     """
     known = signature(forward).parameters
 

@@ -301,7 +301,7 @@ class ScalarMix(nn.Module):
     """Mixes all layers into one vector per token: `gamma * sum_j softmax(s)_j h_j` (equation 1).
 
     `scalar_mix_mode` can fix the weights: `"average"`, `"top"`, or the number of one layer. Gamma is always learned.
-    Exclude both from weight decay, which would pull gamma to 0. `scalar_mix_l2` is the paper's regularisation.
+    Exclude both from weight decay, which would pull gamma to 0. `scalar_mix_l2` is the paper's regularization.
     """
 
     def __init__(self, config: ELMoConfig):
@@ -588,7 +588,7 @@ class ELMoModel(VocabularyCacheMixin, ELMoPreTrainedModel):
         A row without words gives zeros.
 
         Args:
-            character_ids, input_ids, attention_mask, token_type_ids: as in `forward`. `input_ids` tell the markers.
+            character_ids, input_ids, attention_mask, token_type_ids: as in `forward`. `input_ids` show the markers.
         """
         return self._words_and_mean(character_ids, input_ids, attention_mask, token_type_ids)[2][:, 0]
 
@@ -599,13 +599,13 @@ class ELMoModel(VocabularyCacheMixin, ELMoPreTrainedModel):
         attention_mask: Tensor | None = None,
         token_type_ids: Tensor | None = None,
     ) -> Tensor:
-        """The mix of each word; in the place of all other tokens, the mean over the words of the row.
+        """The mix of each word; for all other tokens, the mean over the words of the row.
 
         sentence-transformers calls this method, because the folder's `sentence_bert_config.json` names it. Its pooling
         also reads the markers; this way they change neither the mean nor the maximum.
 
         Args:
-            character_ids, input_ids, attention_mask, token_type_ids: as in `forward`. `input_ids` tell the markers.
+            character_ids, input_ids, attention_mask, token_type_ids: as in `forward`. `input_ids` show the markers.
 
         Shape:
             result: `(batch, time, 2 * projection_size)`

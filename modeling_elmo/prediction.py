@@ -53,7 +53,7 @@ def predict_texts(
 ) -> list[list[tuple[str, list[Prediction]]]]:
     """The `top_k` most likely words at each word of each text, or list of words, given only its context.
 
-    `top_k` and `direction` are those of `ELMoForPreTraining.predict_words`.
+    `top_k` and `direction` are as for `ELMoForPreTraining.predict_words`.
     """
     predictions = []
     for encoding, words in _encoded_batches(tokenizer, texts, batch_size):

@@ -7,9 +7,8 @@
     elmo convert --list german
 
 Inputs are paths, folders or archives (.zip, .tar.gz) that hold the files, or hf://user/repo[@revision]/path. The files
-of a folder or archive tell its format. Of a task model of AllenNLP (model.tar.gz), the biLM and its learned mixes are
-converted. The card of the new folder names the origin, and how many arrays equal the original arrays after conversion
-back.
+of a folder or archive show its format. A task model of AllenNLP (model.tar.gz) gives its biLM and its learned mixes.
+The card of the new folder names the origin, and how many arrays equal the original arrays after conversion back.
 """
 
 import hashlib

@@ -4,7 +4,7 @@
 
 1. Reads raw text. 2. Finds similar uses of a word. 3. Trains the biLM further on texts of another kind. 4. Trains a
 tagger of named entities with and without ELMo. Figures are saved below `demo_output/`. A table of what was measured and
-commands to go on with come last.
+next commands come last.
 """
 
 import os
@@ -98,7 +98,7 @@ def call(program, *arguments, **options):
 
 
 def print_lesson(perplexities: tuple[float, float], scores: tuple[float, float]):
-    """What this run has measured, and commands to go on with."""
+    """What this run has measured, and next commands."""
     rows = [
         ["measured in this run", "before", "after"],
         [f"perplexity of film reviews: {STEPS} steps of training", *(f"{value:.1f}" for value in perplexities)],

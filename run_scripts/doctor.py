@@ -45,7 +45,7 @@ def main(arguments: list[str] | None = None) -> None:
 
 
 def machine_facts() -> dict[str, dict[str, str]]:
-    """Facts by section and name. The backends are those of a linear layer; `kernels/plan.py` describes them."""
+    """Facts by section and name. The backends are chosen for a linear layer; `kernels/plan.py` describes them."""
     obstacles = {"bfloat16": bfloat16_obstacle(), "8 bits": int8_obstacle()}
     layer = nn.Linear(16, 16)
     inputs = torch.zeros(2, 16)

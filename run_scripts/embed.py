@@ -3,7 +3,7 @@
     elmo embed --model DIR --input corpus.txt --output vectors.hdf5 --layers all
 
 The input has one sentence per line. Line `i`, counted from 0, becomes entry `i` of the output, without the markers <S>
-and </S>. A blank line is a sentence without words. Of several files, the lines of the second follow those of the first.
+and </S>. A blank line is a sentence without words. The lines of a second file follow the lines of the first.
 
 Text whose lines end anywhere needs `--split_sentences`: the lines of a paragraph are joined, and each of its sentences
 becomes an entry. With it, and for several files, the output names file and line of each entry.

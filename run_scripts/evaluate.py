@@ -3,8 +3,8 @@
     elmo evaluate tagger new.conll
     elmo evaluate tagger --help
 
-The second command also lists the options for the files of the model's task. Labels and settings are those of the model,
-so that the scores are those which its training would print for the file; no training data is needed.
+The second command also lists the options for the files of the model's task. Labels and settings come from the model, so
+the scores are what its training would print for the file; no training data is needed.
 
 The output folder has all scores and errors in `evaluation.json`, the model's answers in `predictions.jsonl`, and a page
 to read in a browser, `evaluation.html`, which loads nothing from elsewhere.

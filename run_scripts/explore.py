@@ -113,7 +113,7 @@ def write_space(
     texts = [Path(file) for pattern in corpus for file in find_files(pattern)]
     copies = [path.name for path in (*local.values(), *texts)]
     if twice := [name for name, number in Counter([*copies, *OWN_FILES]).items() if number > 1]:
-        raise ValueError(f"Two models or texts have the name {twice[0]}, or it is of a file of the Space. Rename one.")
+        raise ValueError(f"Two models or texts have the name {twice[0]}, or a file of the Space has it. Rename one.")
     hub = "".join(f"- {name}\n" for name in models if name not in local)
     names = ", ".join(local[name].name if name in local else name for name in models)
     card = README.format(gradio=version("gradio"), models=hub and f"models:\n{hub}", names=names)

@@ -5,7 +5,7 @@
 The softmax is always over all words, never over a sample. The predictions are the words, and `</S>` forward or `<S>`
 backward. `--context sentence` reads each sentence on its own from a zero state, as the model does at inference.
 `--context stream` carries the states from sentence to sentence, as the original does. Both directions read the
-sentences in file order. With `--per_device_eval_batch_size 1` the figure equals that of bilm-tf's `test()`.
+sentences in file order. With `--per_device_eval_batch_size 1` the figure is what bilm-tf's `test()` computes.
 """
 
 import math

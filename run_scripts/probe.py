@@ -94,7 +94,7 @@ def best_layer(result: Mapping[str, Any]) -> str:
     scores = {name: of_row[result["metric"]] for name, of_row in result[split]["scores"].items()}
     baseline = scores.pop("most frequent tag")
     name, score = max(scores.items(), key=lambda row: row[1])
-    best = f"On {split}, the best {result['metric']} is that of {name}, {100 * score:.1f}"
+    best = f"On {split}, the best {result['metric']} belongs to {name}, {100 * score:.1f}"
     return f"{best}; the most frequent tag of each word has {100 * baseline:.1f}."
 
 

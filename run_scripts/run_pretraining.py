@@ -230,7 +230,7 @@ def record_of_run(training: Pretraining, published_step: int) -> dict[str, Any]:
 
 
 def judge(values: dict[str, Any], survey: Survey | None):
-    """Warns of a model that is worse than before, or than counting words; `values` are those of its card."""
+    """Warns of a model that is worse than before, or than counting words; `values` are the values of its card."""
     if "perplexity" not in values:
         return
     figures = values["perplexity"]

@@ -171,14 +171,14 @@ OF_PERPLEXITY = {
 def test_conditions_of_the_perplexity(tmp_path):
     """What was measured on another text is no comparison; the lowest of one evaluation is no choice.
 
-    The published step is told once: in the sentence on the perplexity, unless other weights were evaluated.
+    The published step is named once: in the sentence on the perplexity, unless other weights were evaluated.
     """
     shown = []
     for name, changes in OF_PERPLEXITY.items():
         card = write(tmp_path, **changes)
         shown += [
             name,
-            *(f"  {line}" for line in card.splitlines() if re.search("perplexity (at|is)|weights are", line)),
+            *(f"  {line}" for line in card.splitlines() if re.search("perplexity (at|is)|weights come", line)),
         ]
     check_golden("\n".join(shown) + "\n", "cards/perplexity.txt")
 

@@ -1,4 +1,4 @@
-"""Heads that go on with new data: what they keep, what they get, and what is refused."""
+"""Heads that are trained further with new data: what they keep, what they get, and which options are errors."""
 
 import json
 from types import SimpleNamespace
@@ -74,7 +74,7 @@ def test_labels_and_words_stay_and_come_after(place, tmp_path, warnings_of_trans
         "token_features.word_embeddings.weight",
     }
     card = (tmp_path / "README.md").read_text("utf-8")
-    assert "It goes on with the trained head of tagger" in card
+    assert "It continues the trained head of tagger" in card
 
 
 def test_a_regression_goes_on(place, tmp_path):

@@ -232,7 +232,7 @@ def test_options(tmp_path):
     assert [getattr(configs[0], name) for name in values] == [3, 3, "relu", 50]
     assert [getattr(configs[1], name) for name in values] == [None, 2.5, "tanh", 20]
     assert "There is no options.json, so clips of 3, skip" in plain.report("x")[1]
-    assert told.report("x")[1] == "Its options are those of o.json." and "Its options" in packed.report("x")[1]
+    assert told.report("x")[1] == "Its options come from o.json." and "Its options" in packed.report("x")[1]
 
     config = {"model": {"elmo": {"options_file": "/home/me/../elmo/small.json"}}}
     contents = {
@@ -286,7 +286,7 @@ def test_no_settings(tmp_path):
         assert found(place, tmp_path).load("moses")[0].config.scalar_mix_layer_norm is None
     for place in (tmp_path / "none", jsonnet):
         report = "\n".join(found(place, tmp_path).report("x"))
-        assert "No config.json tells whether the mix had do_layer_norm" in report
+        assert "No config.json says whether the mix had do_layer_norm" in report
 
 
 def test_lines_that_load_further_mixes(tmp_path):

@@ -142,7 +142,7 @@ def test_wrong_checkpoints_are_refused(checkpoint, convert):
     lacking = {name: array for name, array in arrays.items() if name != "lm/softmax/b/Adagrad"}
     for case, message in [
         ({"w": arrays["lm/embedding"]}, "has no variables lm/..., but w; pass another"),
-        (arrays | {"lm/softmax/b": np.zeros(32)}, "must have float32 variables, but lm/softmax/b are of"),
+        (arrays | {"lm/softmax/b": np.zeros(32)}, "must have float32 variables, but lm/softmax/b have another type"),
         (lacking, "has no lm/softmax/b/Adagrad; omit --optimizer_state."),
     ]:
         write(checkpoint, case)

@@ -55,7 +55,7 @@ def words_of(tokenizer):
 def test_a_wrong_name_is_found_before_the_data_are_read(tmp_path):
     options = ["--train_file", "nowhere.conll", "--output_dir", str(tmp_path), "--model_name_or_path"]
     for main, first in [(run_task.main, ["ner"]), (run_ner_no_trainer.main, []), (reproduce.main, ["ner"])]:
-        with refused("no/such/model: there is no such folder", FileNotFoundError):
+        with refused("no/such/model: the folder does not exist", FileNotFoundError):
             main([*first, *options, "no/such/model"])
     (weights := tmp_path / "lm_weights.hdf5").write_bytes(b"an original checkpoint")
     with refused("lm_weights.hdf5 has no config.json; .* elmo convert", FileNotFoundError):

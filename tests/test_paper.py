@@ -302,7 +302,7 @@ def test_folds_divide_all_files(tmp_path):
         ([{**USES, "program": ""}], {}, "experiment uses: program ''.*senses"),
         ([{**USES, "options": []}], {}, "experiment uses: files and options must be objects"),
         ([{**ENTITIES, "program": "reproduce"}], {}, "experiment entities: program 'reproduce' must be .*ner"),
-        ([{**ENTITIES, "options": {"ablation": "a"}}], {}, "experiment entities: ablation 'a' is none of layers"),
+        ([{**ENTITIES, "options": {"ablation": "a"}}], {}, "experiment entities: ablation 'a' is not one of layers"),
         ([{**ENTITIES, "folds": 2}], {}, "experiment entities: folds is 2; pass 3 or more"),
         ([USES, USES], {}, "experiment uses is in the plan twice"),
         ([USES], {"only": ["use"]}, "--only use.*uses"),

@@ -158,7 +158,7 @@ def test_words_without_a_tag_are_left_out(files, tmp_path, caplog):
     assert found["test"]["words"] == len(tagged)
     scores = found["test"]["scores"]["vectors"]
     assert scores["accuracy"] == 1 and "_" not in scores["per_type"] and "DET" not in scores["per_type"]
-    assert "words have the tag _, which is none" in caplog.text
+    assert "words have the tag _, which means no tag" in caplog.text
 
 
 def test_a_probe_that_does_not_converge_is_told(monkeypatch, caplog, recwarn):

@@ -213,8 +213,8 @@ def test_a_word_without_a_tag_is_neither_learned_nor_scored(tmp_path, caplog):
     task = Tagging.read(TaggingArguments(train_file=str(train), test_file=str(test)))
     assert (task.labels, task.metric) == (["NOUN", "VERB"], "accuracy")
     assert caplog.messages == [
-        "train: 3 words have the tag _, which is none. They are not learned and not scored.",
-        "test: 1 words have the tag _, which is none. They are not learned and not scored.",
+        "train: 3 words have the tag _, which means no tag. They are not learned and not scored.",
+        "test: 1 words have the tag _, which means no tag. They are not learned and not scored.",
     ]
     splits = task.encode_splits(ELMoTokenizer())
     assert splits["train"]["labels"][:] == [[-100, 0, -100, 1, -100], [-100] * 4]

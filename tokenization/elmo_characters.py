@@ -165,7 +165,7 @@ class WordTable:
         max_word_length: width of a row; a longer word is cut.
         literal_markers: whether the markers that the alphabet names are markers as words, or spelled out.
         cut_before_lookup: whether a longer word is its first characters, also for its id.
-        spelling: of a word, how it is looked up.
+        spelling: how a word is looked up.
     """
 
     def __init__(
@@ -467,7 +467,7 @@ def needs_backend(
     return_length: bool = False,
     **_,
 ) -> bool:
-    """Whether the backend must encode texts of `lengths` words, because numpy cannot. The options are those of a call.
+    """Whether the backend must encode texts of `lengths` words, because numpy cannot. The options are as in a call.
 
     Raises:
         ValueError: `max_length` leaves a text that is cut no more words than `stride`.

@@ -294,7 +294,7 @@ def places_of(words: Iterable[str], text: str) -> Iterator[tuple[int, int]]:
 
 
 def _no_part_of_a_word(token: str) -> str:
-    """A pattern for a token where no letter or digit goes on before its first or after its last letter or digit."""
+    """A pattern for a token that no letter or digit touches with which its own first or last one would be a word."""
     part = rf"[\w{_marks()}]"
     before = f"(?<!{part})" if re.match(part, token) else ""
     behind = f"(?!{part})" if re.search(rf"{part}\Z", token) else ""

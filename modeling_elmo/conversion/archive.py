@@ -262,9 +262,9 @@ class AllenNLPArchive(Checkpoint):
 
     def report_options(self) -> str:
         if self.options:
-            return f"Its options are those of {files.first_of([self.options.name])}."
+            return f"Its options come from {files.first_of([self.options.name])}."
         return (
-            "Its sizes are those of the arrays. There is no options.json, so clips of 3, skip connections, relu and 50 "
+            "Its sizes come from the arrays. There is no options.json, so clips of 3, skip connections, relu and 50 "
             "characters per word are assumed, as in AllenNLP's models; if yours differs, pass --options."
         )
 
@@ -283,7 +283,7 @@ class AllenNLPArchive(Checkpoint):
             lines.append(f"do_layer_norm is true in {SETTINGS_FILE}, so scalar_mix_layer_norm is 'allennlp'.")
         elif not self.entry:
             lines.append(
-                f"No {SETTINGS_FILE} tells whether the mix had do_layer_norm. If it had, pass "
+                f"No {SETTINGS_FILE} says whether the mix had do_layer_norm. If it had, pass "
                 "scalar_mix_layer_norm='allennlp' to from_pretrained."
             )
         return lines

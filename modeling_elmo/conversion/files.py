@@ -56,7 +56,7 @@ def reading(path: Path) -> Iterator[None]:
 def fetch(reference: str | Path, scratch: Path) -> Path:
     """The local file or folder of a path or of `hf://...`. An archive is unpacked to a folder of its name.
 
-    The content of a file tells whether it is a tar archive, because caches name files by digests.
+    The content of a file shows whether it is a tar archive, because caches name files by digests.
     """
     path = Path(reference)
     if hub := HUB_REFERENCE.fullmatch(str(reference)):

@@ -260,7 +260,7 @@ def original_words(model_dir: str | Path, record: ConversionRecord) -> list[str]
 
 
 def read_original_vocabulary(path: Path, num_words: int | None) -> list[str]:
-    """The words of the rows of original arrays; `num_words` is their number, if the checkpoint tells it.
+    """The words of the rows of original arrays; `num_words` is their number, if the checkpoint states it.
 
     bilm-tf gives each line a row, and looks up a repeated word in its last row. Other rows are named `word [row 7]`,
     which is no word of raw text. So are the rows of blank lines and `<PAD>`, if `num_words` includes them.

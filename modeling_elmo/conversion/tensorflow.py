@@ -106,7 +106,7 @@ def read_variables(checkpoint: TensorFlowCheckpoint, slot: str = "") -> dict[str
     if missing := [name for name in variables if name not in entries]:
         raise ValueError(f"{index} has no {files.first_of(missing)}; omit --optimizer_state.")
     if wrong := [variable for name, variable in variables.items() if entries[name].dtype != FLOAT32]:
-        raise ValueError(f"{index} must have float32 variables, but {', '.join(wrong)} are of another type.")
+        raise ValueError(f"{index} must have float32 variables, but {', '.join(wrong)} have another type.")
     arrays = {}
     for name, variable in variables.items():
         entry = entries[name]

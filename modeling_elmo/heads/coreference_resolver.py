@@ -88,7 +88,7 @@ class ELMoForCoreferenceResolution(ELMoTaskModel):
         """Ranks the spans of a document, and computes the loss if `mentions` are given.
 
         Args:
-            character_ids, input_ids, attention_mask: as in `ELMoModel`, a row for each sentence. `input_ids` tell the
+            character_ids, input_ids, attention_mask: as in `ELMoModel`, a row for each sentence. `input_ids` show the
                 markers, which belong to no span.
             elmo_hidden_states, output_hidden_states: as in `ELMoForTokenClassification`.
             mentions: `(1, mentions, 4)`, or without the 1, gold mentions: sentence, first token, last token, cluster.

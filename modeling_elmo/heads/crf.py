@@ -255,8 +255,8 @@ def bio_constraints(labels: tuple[str, ...]) -> Constraints | None:
     Returns:
         `None` without constraints: a name is neither `"O"` nor like `"B-X"`; no name continues a chunk; or the scheme
         is a different one, in which some label could never occur (`I-X` without `B-X`, as in IO and IOB1; `B-X` without
-        an end) or a text of one word could have no label. IOB1 in which every type also has `B-X` cannot be told from
-        IOB2: convert it first (`--tag_scheme iob1`).
+        an end) or a text of one word could have no label. IOB1 in which every type also has `B-X` looks like IOB2:
+        convert it first (`--tag_scheme iob1`).
     """
     matches = [re.fullmatch("O|([BIELMSU])-(.+)", label) for label in labels]
     tags = [match.groups("O") for match in matches if match]

@@ -190,7 +190,7 @@ class ELMoForQuestionAnswering(ELMoTaskModel):
         """Computes logits of starts and ends `(batch, time)`, and the mean of their losses if both positions are given.
 
         Args:
-            character_ids, input_ids, attention_mask, inputs_embeds: as in `ELMoModel`. `input_ids` tell the markers.
+            character_ids, input_ids, attention_mask, inputs_embeds: as in `ELMoModel`. `input_ids` show the markers.
             token_type_ids: `(batch, time)`, 0 at the question and 1 at the context.
             elmo_hidden_states, output_hidden_states: as in `ELMoForTokenClassification`.
             start_positions, end_positions: `(batch,)`, position of the answer's first and last token in the row. Both

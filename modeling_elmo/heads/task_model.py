@@ -401,7 +401,7 @@ class ELMoTaskModel(ELMoPreTrainedModel):
         )
 
     def bilm_layers(self, inputs: tuple[Tensor | None, ...], mask_BT: Tensor) -> tuple[Tensor, ...]:
-        """All layers of the biLM at the real tokens, each `(tokens, hidden_size)`. The inputs are those of `read`."""
+        """All layers of the biLM at the real tokens, each `(tokens, hidden_size)`. The inputs are as for `read`."""
         return self.elmo(*inputs, unpadded=True, return_dict=True).hidden_states
 
     def _drop_out(self, features_ND: Tensor, mask_BT: Tensor) -> Tensor:

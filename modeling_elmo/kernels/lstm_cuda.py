@@ -292,7 +292,7 @@ def _long_product(
 def _sum_of_parts(
     parts, rows, columns, is_running, sequences, P: constexpr, SPLIT: constexpr, BT: constexpr, BP: constexpr
 ):
-    """The parts of long products, added in a fixed order: the same bits every time."""
+    """The parts of long products, added in a fixed order, so that the sum is identical bit for bit every time."""
     total = tl.zeros((BT, BP), tl.float32)
     for part in range(0, SPLIT):
         places = (part * sequences + rows[:, None]) * P + columns[None, :]

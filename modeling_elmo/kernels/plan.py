@@ -61,7 +61,7 @@ def elmo_backend(name: str) -> Iterator[None]:
     transformations of `torch.func`, and modes that watch operators (`FlopCounterMode`) get the definition.
 
     Raises:
-        ValueError: there is no such backend, or, inside the block, it is not possible.
+        ValueError: the backend does not exist, or, inside the block, it is not possible.
     """
     if name not in BACKENDS:
         raise ValueError(f"There is no backend {name!r}; pass one of {', '.join(BACKENDS)}.")

@@ -65,7 +65,7 @@ def with_torch_lstm(model: ELMoModel) -> ELMoModel:
 
 
 class TorchLSTMLayer(nn.Module):
-    """`torch.nn.LSTM` in the place of one of our layers, with its weights in torch's order of gates: i, f, g, o."""
+    """`torch.nn.LSTM` instead of one of our layers, with its weights in torch's order of gates: i, f, g, o."""
 
     def __init__(self, layer: Any):
         super().__init__()
@@ -136,7 +136,7 @@ def model_contest(
 
 @contextmanager
 def computing_in(device: torch.device, precision: str) -> Iterator[None]:
-    """A precision of `PRECISIONS`. bfloat16 is that of autocast."""
+    """A precision of `PRECISIONS`. bfloat16 means autocast."""
     before = torch.get_float32_matmul_precision()
     torch.set_float32_matmul_precision("high" if precision == "tf32" else "highest")
     # torch's own choice is TF32 for cuDNN, which computes convolutions and `torch.nn.LSTM`, also in float32.

@@ -1,6 +1,6 @@
 """Words per second of pretraining on a device, and where the time goes: to arithmetic, or to waiting.
 
-The loop is that of `elmo pretrain --bf16 --optim muon --softmax_type adaptive`, on made-up text with the word
+The loop is the one of `elmo pretrain --bf16 --optim muon --softmax_type adaptive`, on made-up text with the word
 frequencies of English. After the timed steps, a few more are profiled, and the arithmetic of the last one is counted.
 """
 

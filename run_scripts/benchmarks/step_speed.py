@@ -67,7 +67,7 @@ def take_step(
 def pretraining_contest(
     name: str, batch: list[list[str]], preset: str, softmaxes: Sequence[str], vocabulary_size: int
 ) -> Contest:
-    """Steps of AdamW, or of Muon, on one batch, with dropout. The first loss is that of the plain definition.
+    """Steps of AdamW, or of Muon, on one batch, with dropout. The first loss equals the loss of the plain definition.
 
     A token's target is the token itself: targets of the same number and frequencies as in training.
 

@@ -74,7 +74,7 @@ def write_result(folder: Path, name: str, result: Any):
 
 
 def read_result(folder: Path, name: str) -> JsonObject:
-    """Reads `results/{name}.json`; returns an empty dict if there is no such file."""
+    """Reads `results/{name}.json`; returns an empty dict if the file does not exist."""
     path = folder / "results" / f"{name}.json"
     result = read_json(path) if path.is_file() else {}
     if not isinstance(result, dict):

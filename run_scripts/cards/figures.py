@@ -139,7 +139,7 @@ def plain_ticks(axis):
 
 
 def joined_log(trainings: Sequence[JsonObject]) -> tuple[LogEntries, list[int]]:
-    """The entries of all trainings, whose steps go on, and the last step of each training."""
+    """The entries of all trainings, whose steps continue, and the last step of each training."""
     log = []
     ends = []
     step = 0

@@ -39,7 +39,7 @@ def read_record(path: Path) -> RunRecord:
 
 
 def by_arm(records: RunRecords) -> dict[str, list[RunRecord]]:
-    """The records of each arm, in the order of their first records. A mean over wrong ones is refused."""
+    """The records of each arm, in the order of their first records. Wrong ones raise an error."""
     arms = defaultdict(list)
     for record in records:
         arms[record["arm"]].append(record)

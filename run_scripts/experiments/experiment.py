@@ -156,7 +156,7 @@ def check_options(task: Task, head: HeadArguments, arguments: ExperimentArgument
         (ensemble and not task.can_average, f"--ensemble: each model for {task.name} keeps other spans; pass one."),
         (only_baseline, "--no_use_elmo trains only the baseline; leave out --compare_baseline and --ablation."),
         (training.resume_from_checkpoint, "--resume_from_checkpoint: a stopped experiment resumes by itself; omit it."),
-        (no_folder, f"--reuse_from {' '.join(no_folder)}: there is no such folder; pass another."),
+        (no_folder, f"--reuse_from {' '.join(no_folder)}: folder not found; pass another."),
         (
             arguments.cache_features and not head.freeze_bilm,
             "--cache_features needs a frozen biLM; pass --freeze_bilm.",

@@ -110,9 +110,7 @@ def run_plan(arguments: PaperArguments) -> list[RunRecord]:
             raise ValueError(f"--only {name} is not in {arguments.plan}, which has {', '.join(names)}.")
     for folder in arguments.others:
         if not Path(folder).is_dir():
-            raise FileNotFoundError(
-                f"--others {folder}: there is no such folder; pass an --output_dir of this program."
-            )
+            raise FileNotFoundError(f"--others {folder}: folder not found; pass an --output_dir of this program.")
     if arguments.page is not None:
         page_parts(Path(arguments.page))
     output = Path(arguments.output_dir)
@@ -185,7 +183,7 @@ def begun_with(entry: PlanEntry, digest: str) -> JsonObject:
 
 
 def check_begun(plan: PlanEntries, output: Path, digest: str):
-    """Raises an error if an experiment in the folder was begun with another model or plan: a page has one of each."""
+    """Raises an error if an experiment in the folder was started with another model or plan: a page has one of each."""
     for entry in plan:
         folder = output / entry["name"]
         begun, _ = read_records(folder)
@@ -237,12 +235,12 @@ def check_values(entry: PlanEntry, place: str):
     """Refuses a program, a task, an ablation or a number of folds that no program knows."""
     program, *words = str(entry["program"]).split() or [""]
     if program not in PLAN_PROGRAMS:
-        raise ValueError(f"{place}: program {program!r} is none of {', '.join(PLAN_PROGRAMS)}.")
+        raise ValueError(f"{place}: program {program!r} is not one of {', '.join(PLAN_PROGRAMS)}.")
     if program == "reproduce" and words not in ([task] for task in TASKS):
         raise ValueError(f"{place}: program {entry['program']!r} must be reproduce and one of {', '.join(TASKS)}.")
     ablation = entry["options"].get("ablation")
     if ablation not in (None, *ABLATIONS, "each_layer"):
-        raise ValueError(f"{place}: ablation {ablation!r} is none of {', '.join(ABLATIONS)}, each_layer.")
+        raise ValueError(f"{place}: ablation {ablation!r} is not one of {', '.join(ABLATIONS)}, each_layer.")
     folds = entry.get("folds", LEAST_FOLDS)
     if not isinstance(folds, int) or folds < LEAST_FOLDS:
         raise ValueError(f"{place}: folds is {folds!r}; pass {LEAST_FOLDS} or more, for training, validation and test.")

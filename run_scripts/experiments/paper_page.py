@@ -76,7 +76,7 @@ def paper_page(plan: PlanEntries, output: Path, others: Sequence[Path] = ()) -> 
             entries.append(entry | context)
     parts = [
         "Scores are in percent on the last split: the mean ± sample standard deviation over the runs, which have "
-        "different seeds. Lines that name the paper (Peters et al. 2018) have its scores, which are of other data."
+        "different seeds. Lines that name the paper (Peters et al. 2018) have its scores, on other data."
     ]
     for heading, paragraphs in page_sections(entries, output, others):
         body = "\n\n".join(filter(None, paragraphs))
@@ -331,7 +331,7 @@ def gain(before: BySeed, after: BySeed) -> Gain | None:
 def layer_gain(results: JsonObject) -> Gain | None:
     """What the second layer adds to the first, in the answer of `elmo senses` or `elmo probe`.
 
-    The margin is that of two samples of the same size. They are the same words, so it is rather too wide.
+    The margin is computed for two samples of the same size. They are the same words, so it is rather too wide.
     """
     if "disambiguation" in results:
         shares = results["disambiguation"]

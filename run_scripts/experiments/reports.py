@@ -1,6 +1,6 @@
 """The file of an experiment, `records.jsonl`: a line for each finished model, or one with the answer of a program.
 
-If a plan runs the experiment, the first line says what it was begun with: `{"planned": {...}}`.
+If a plan runs the experiment, the first line says what it was started with: `{"planned": {...}}`.
 """
 
 import json

@@ -256,7 +256,7 @@ def add_heads_tab(page: gr.Blocks, heads: list[OpenModel]):
     tasks = {head.task for head in heads}
     with gr.Tab("Heads"):
         limit = f" of up to {readings.LONGEST_SENTENCE} words" if "semantic-role-labeling" in tasks else ""
-        text = text_box(f"Text, one sentence{limit} a line", language_of(heads[0], FIRST_STORIES))
+        text = text_box(f"Text, one sentence{limit} per line", language_of(heads[0], FIRST_STORIES))
         question = gr.Textbox(
             language_of(heads[0], FIRST_QUESTIONS),
             label="Question about the text",

@@ -236,7 +236,7 @@ def needs_pairs(opened: OpenModel) -> bool:
 
 
 def head_pieces(opened: OpenModel, text: str, question: str | None = "", second: str | None = "") -> list[Piece]:
-    """What a head finds in a text, a sentence a line, by its pipeline; with roles, a line for each predicate.
+    """What a head finds in a text with one sentence per line, by its pipeline; with roles, a line for each predicate.
 
     `question` is for question answering, `second` for classifiers of pairs.
     """

@@ -1,4 +1,4 @@
-"""A trained head that goes on with new data: it keeps its labels, words and settings, and may get new ones."""
+"""A head that is trained further with new data: it keeps its labels, words and settings, and may get new ones."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
@@ -24,7 +24,7 @@ logger = logging.get_logger(__name__)
 
 @dataclass(kw_only=True)
 class ContinuationArguments:
-    """The options of a head that goes on."""
+    """The options of a head that is trained further."""
 
     _argument_group_name = "model options"
 
@@ -44,7 +44,7 @@ class ContinuationArguments:
 
 
 class Continuation(NamedTuple):
-    """A saved head, and how it goes on."""
+    """A saved head, and how it is trained further."""
 
     saved: SavedHead
     options: ContinuationArguments

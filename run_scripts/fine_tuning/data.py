@@ -230,7 +230,7 @@ def sentence_of(location: Location, row: Mapping[str, Any], column: str = "token
 
 
 def continues(before: str, tag: str) -> bool:
-    """Whether `I-TYPE` goes on with the tag before it."""
+    """Whether `I-TYPE` continues the tag before it."""
     return before in (tag, f"B{tag[1:]}")
 
 
@@ -267,7 +267,7 @@ def training_labels(splits: DatasetDict, column: str, ignored: Iterable[str] = (
 
 
 def scored_labels(splits: DatasetDict, column: str, ignored: Iterable[str] = ()) -> list[str]:
-    """The same, with a warning about other labels in other splits, which the scores count as errors."""
+    """As `training_labels`, with a warning about other labels in other splits, which count as errors."""
     labels = training_labels(splits, column, ignored)
     for split, data in splits.items():
         unknown_labels(data, column, [*labels, *ignored], f"Split {split!r}", "'train'")

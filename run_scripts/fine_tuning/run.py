@@ -54,13 +54,13 @@ def _check_resumed(checkpoint: Path, settings: dict[str, Any], training: TaskTra
     begun_with = read_json(path) if path.is_file() else None
     if has_finished and begun_with is not None and not different_settings(begun_with, settings):
         raise FileExistsError(
-            f"{Path(training.output_dir)} holds a finished run of this command, of which {checkpoint} is left. To go "
-            "on from there, pass a larger --num_train_epochs or --max_steps; to train anew, another --output_dir."
+            f"{Path(training.output_dir)} holds a finished run of this command, of which {checkpoint} is left. To "
+            "continue, pass a larger --num_train_epochs or --max_steps; to train again, another --output_dir."
         )
     step = read_json(checkpoint / "trainer_state.json")["global_step"]
     if 0 < training.max_steps <= step:
         raise ValueError(
-            f"--max_steps {training.max_steps}: {checkpoint} is of step {step}, so that nothing is left to train. "
+            f"--max_steps {training.max_steps}: {checkpoint} has step {step}, so nothing is left to train. "
             "Pass a larger number."
         )
     if begun_with is not None and (changes := different_settings(begun_with, settings, LENGTH_OPTIONS)):

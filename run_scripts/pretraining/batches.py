@@ -153,7 +153,7 @@ class CorpusBatches(IterableDataset):
         position: of the last batch of one rank, or of all ranks by `merge_positions`; `None`: the beginning.
         rank, world_size: number of this process, and number of processes that share the batches.
         survey: the sizes of the corpus, to compute `LMBatch.fraction`.
-        config: of a model, for which the words are packed here, in the process that prepares the batch.
+        config: configuration of a model, for which the words are packed here, in the process that prepares the batch.
     """
 
     SIZES: ClassVar[tuple[str, ...]]  # of a batch
@@ -203,7 +203,7 @@ class CorpusBatches(IterableDataset):
         return np.random.default_rng(seed).permutation(len(items))
 
     def _packed(self, inputs: dict[str, Tensor], prefix: str = "") -> dict[str, Any]:
-        """Model inputs with a packed batch in the place of ids and mask, for a model that is known."""
+        """Model inputs with a packed batch instead of ids and mask, for a model that is known."""
         if self.config is None:
             return inputs
         names = ("character_ids", "input_ids", "attention_mask")

@@ -268,7 +268,7 @@ def _count_share(
 
 
 def _count_in_processes(corpus: Any, tally: Tally, processes: int, bar: tqdm) -> Tally:
-    """Each process reads the whole text, and counts its share. The progress is that of the first one."""
+    """Each process reads the whole text, and counts its share. The bar shows the progress of the first one."""
     place = Value("q", 0)
     started: dict[Connection, Process] = {}
     try:
@@ -341,7 +341,7 @@ def store_counts(path: Path, source: dict[str, Any], counts: TextCounts):
 
 
 def load_counts(path: Path, source: dict[str, Any]) -> TextCounts | None:
-    """The stored counts, if they are of the same source."""
+    """The stored counts, if they come from the same source."""
     try:
         with gzip.open(path, "rt", encoding="ascii") as file:
             values = json.load(file)

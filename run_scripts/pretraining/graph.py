@@ -36,8 +36,8 @@ class Room(NamedTuple):
 
     Attributes:
         words: distinct words.
-        ids: of a word, without the padding that all words share.
-        targets: of both directions in each cluster of an adaptive softmax.
+        ids: ids of a word, without the padding that all words share.
+        targets: targets of both directions in each cluster of an adaptive softmax.
     """
 
     words: int

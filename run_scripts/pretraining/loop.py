@@ -479,8 +479,8 @@ class Pretraining:
         progress, rate = self.progress, self.optimizers[0].param_groups[0]["lr"]
         if progress.step > self.num_steps:
             self._print(
-                f"{checkpoint} is of step {progress.step:,}, and this run ends after step {self.num_steps:,}: nothing "
-                "is left to train. Pass a larger --max_steps or --num_train_epochs to go on."
+                f"{checkpoint} has step {progress.step:,}, and this run ends after step {self.num_steps:,}: nothing "
+                "is left to train. Pass a larger --max_steps or --num_train_epochs to continue."
             )
             return
         self._print(

@@ -151,7 +151,7 @@ def load_checkpoint(name: str, **options: Any) -> tuple[ELMoForPreTraining, ELMo
 
 @dataclass
 class RunStart:
-    """The options, texts and processes of a run. `begin` and `resume` give the training that is to go on."""
+    """The options, texts and processes of a run. `begin` and `resume` give the training."""
 
     accelerator: Accelerator
     model_args: ModelArguments

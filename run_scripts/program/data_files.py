@@ -217,7 +217,7 @@ def table_rows(path: Path, column_names: Sequence[str] = ()) -> Iterator[Located
 
 
 def numbered_rows(path: Path, column_names: Sequence[str] = ()) -> Iterator[tuple[int, dict[str, str]]]:
-    """The same, each with the number of its first line."""
+    """The rows of a file, each with the number of its first line."""
     rows = _numbered_cells(path)
     names = list(column_names)
     while not names:

@@ -36,7 +36,7 @@ def check_model(name_or_path: str):
         try:
             config, _ = PreTrainedConfig.get_config_dict(name_or_path)
         except OSError as error:
-            reason = f"there is no such folder, and the Hub gives no model ({flat_message(error):.300})"
+            reason = f"the folder does not exist, and the Hub gives no model ({flat_message(error):.300})"
             raise FileNotFoundError(f"{name_or_path}: {reason}. Correct it, or run `hf auth login`.") from error
     model_type = config.get("model_type") if isinstance(config, dict) else None
     if model_type != "elmo":

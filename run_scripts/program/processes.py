@@ -84,7 +84,7 @@ def values_of_all(value: Any, number: int) -> list[Any]:
 def local_device(name: str | None = None, rank: int | None = None) -> torch.device:
     """The device of this process, which becomes torch's current device.
 
-    Of several processes on a machine, each takes a CUDA device of its own, by its `rank` or what a launcher says.
+    Each process on a machine takes a CUDA device of its own, by its `rank` or what a launcher says.
     """
     try:
         device = torch.device(name or ("cuda" if torch.cuda.is_available() else "cpu"))

@@ -40,7 +40,7 @@ def text_sentences(path: Path, column: str, language: str | None) -> Iterator[Nu
 
 
 def has_running_text(path: Path) -> bool:
-    """Whether each line is a text, so that a paragraph may go on in the next line."""
+    """Whether each line is a text, so that a paragraph may continue in the next line."""
     return format_suffix(path) not in {*TEXT_READERS, *FASTA_SUFFIXES} - {".txt"}
 
 
@@ -68,7 +68,7 @@ def sentences_of(texts: Iterable[NumberedText], language: str, are_lines: bool) 
 
     Args:
         language: code of a language, for its abbreviations.
-        are_lines: whether a paragraph, which ends at a blank line, may go on in the next text.
+        are_lines: whether a paragraph, which ends at a blank line, may continue in the next text.
     """
     paragraph: list[NumberedLine] = []
     size = 0
@@ -105,7 +105,7 @@ def _split(paragraph: list[NumberedLine], language: str) -> list[NumberedLine]:
 
 
 def _split_beginning(paragraph: list[NumberedLine], language: str) -> tuple[list[NumberedLine], list[NumberedLine]]:
-    """The sentences of a paragraph that goes on, but for the last, and the lines of the last."""
+    """The sentences of an unfinished paragraph except the last one, and the lines of the last one."""
     *others, (last, rest) = _sentences(paragraph, language)
     if not others:  # so long a text without an end is no sentence
         return [last], []

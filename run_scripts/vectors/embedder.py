@@ -22,7 +22,7 @@ class Embedder:
         layers, pooling, dtype, batch_tokens, device, trust_remote_code: as for `elmo embed`.
 
     Shape:
-        vectors: of a row as of `embed_sentences`.
+        vectors: as from `embed_sentences`.
     """
 
     def __init__(

@@ -125,11 +125,11 @@ class OutputWriter(Protocol):
 
 
 class UnfinishedOutput:
-    """The output of a run in the folder `OUTPUT.unfinished/`, where a later run finds it and goes on.
+    """The output of a run in the folder `OUTPUT.unfinished/`, where a later run finds and continues it.
 
     settings.json marks an output that a run can continue: it is written after the file was created, and removed when
     the file has got its name. progress.npz has the bytes of the file after each block that is on the disk, and the
-    states of the model after the last one. It is written anew after each block.
+    states of the model after the last one. It is written again after each block.
 
     All processes cut the same lines into the same blocks, and each computes its share of them. They write in turn, in
     the order of the blocks, so that several processes write the same file as one. A later run cuts as the first did, so
@@ -201,7 +201,7 @@ class UnfinishedOutput:
         return getattr(about, "st_blocks", about.st_size // 512) * 512  # Windows does not tell the blocks
 
     def begin(self, plan: LinePlan, lines: Iterator[InputLine]):
-        """Creates the file, or goes on with that of an interrupted run."""
+        """Creates the file, or continues the file of an interrupted run."""
         if self.can_continue:
             self._continue(plan)
             return

@@ -24,7 +24,7 @@ from .neighbors import normalize
 
 
 class ELMoPipe(Tok2Vec):
-    """A `tok2vec` whose vectors are also those of tokens, spans and documents, and their similarities.
+    """A `tok2vec` that also gives tokens, spans and documents vectors, from which spaCy computes similarities.
 
         nlp.add_pipe("elmo", config={"model": {"name": "elmo-tiny", "width": 32}})
 
@@ -191,7 +191,7 @@ def mean_vector(tokens: Doc | Span) -> np.ndarray:
 
 
 def vector_norm(doc: Doc) -> float:
-    """Computed anew each time, because spaCy keeps the norm of a document whose tokens were split or merged."""
+    """Computed each time, because spaCy keeps the norm of a document whose tokens were split or merged."""
     return float(np.linalg.norm(mean_vector(doc)))
 
 

@@ -28,8 +28,9 @@ def use_rows(
 ) -> Iterator[UseRow]:
     """The rows of the uses of a word.
 
-    `x` and `y` are coordinates in the plane of the first two principal components, as on the map. `position` is that
-    of the word in its sentence, from 1. The columns of the row in the text follow, with its text as `sentence`.
+    `x` and `y` are coordinates in the plane of the first two principal components, as on the map. `position` is
+    the place of the word in its sentence, from 1. The columns of its row in the text follow, with the text as
+    `sentence`.
 
     Args:
         groups: the uses of each group; the name "" is left out.

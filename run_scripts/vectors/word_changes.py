@@ -127,7 +127,7 @@ def _drawn_controls(text: GroupedText, words: Sequence[str], settings: ChangeSet
 
 
 def uses_of_words(uses: Mapping[str, UsesOfGroups], words: Sequence[str]) -> dict[str, UsesOfGroups]:
-    """The uses of words in their case; a warning tells how many are in another case."""
+    """The uses of words in their case; a warning says how many are in another case."""
     in_case = {}
     for word in words:
         in_case[word], left_out = uses_in_case(word, uses[word])
@@ -215,7 +215,7 @@ def left_out_groups(uses: UsesOfGroups, min_uses: int) -> dict[str, int]:
 def rank_words(results: Sequence[Mapping[str, Any]], are_ordered: bool) -> list[dict[str, Any]]:
     """The words of each pair of groups by decreasing change.
 
-    The order is that of PRT above its mean in random splits: rare words have a larger PRT by chance. `q` of a measure
+    They are ordered by PRT above its mean in random splits: rare words have a larger PRT by chance. `q` of a measure
     is its p after Benjamini and Hochberg's correction for all words of the pair, and decides on the conclusion.
     """
     require("scipy", extra="train", purpose="--words")

@@ -75,7 +75,7 @@ class CoreferenceArguments(DataArguments):
 
 @dataclass
 class CoreferenceTrainingArguments(TaskTrainingArguments):
-    """Trainer's arguments, with the settings of Lee et al. (2017): Adam, and a document a step."""
+    """Trainer's arguments, with the settings of Lee et al. (2017): Adam, and one document per step."""
 
     _argument_group_name = "training options"
     trainer_options = {"remove_unused_columns": False, "label_names": ["mentions"]}  # for `DocumentCollator`
@@ -266,7 +266,7 @@ def mention_segment(
     sentences: list[list[str]],
     right: set[Item],
 ) -> Segment:
-    """A mention with the words of the mention before it; `number` is that of its sentence."""
+    """A mention with the words of the mention before it; `number` is the number of its sentence."""
     ((first, end),) = item.spans
     antecedent = antecedents[number, first, end - 1]
     name = item.name
@@ -528,7 +528,7 @@ def coreference_scores(
 ) -> Scores:
     """Scores of the clusters of each document; without `singletons`, those of one mention do not count on either side.
 
-    The formulas are those of Pradhan et al. (2014), with CEAF of entities (phi4) as in Luo (2005). All numerators and
+    The formulas come from Pradhan et al. (2014), with CEAF of entities (phi4) as in Luo (2005). All numerators and
     denominators are summed over the documents, like the official scorer's. Division by zero gives 0.
 
     Returns:

@@ -6,7 +6,7 @@ unknown; `predicate_kind`, one of `KINDS`, "" in a file without tags; `predicate
 B-V at the predicate's first word.
 
 In the columns, every word has a line, and every predicate a column of brackets: `(ARG0*`, `*`, `*)`, `(V*)`. Roles are
-read as they are written (ARG0, A0). Roles that nest in one column, of which OntoNotes has some, are refused.
+read as they are written (ARG0, A0). Roles that nest in one column, of which OntoNotes has some, raise an error.
 
 - propbank: sentence id, index of the word from 0, word, part of speech, lemma of a predicate or -, its roleset or -,
   the predicates' columns; separated by tabs.
@@ -311,7 +311,7 @@ class RoleCollator:
 
 
 def role_rows(path: Path, roles_format: str | None = None) -> Iterator[LocatedRow]:
-    """Sentences of a file with a word per line and a column per predicate; the location is that of each word."""
+    """Sentences of a file with a word per line and a column per predicate, and the location of each word."""
     name = roles_format or ROLE_FORMATS[format_suffix(path)]
     layout = LAYOUTS.get(name)
 

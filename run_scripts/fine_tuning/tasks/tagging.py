@@ -149,7 +149,7 @@ class Tagging(Task):
             count = sum(tag in self.ignored for _, tag in row_labels(sentences, "tags"))
             if count:
                 logger.warning(
-                    f"{split}: {count:,} words have the tag _, which is none. They are not learned and not scored."
+                    f"{split}: {count:,} words have the tag _, which means no tag. They are not learned and not scored."
                 )
 
     def _set_labels(self, labels: list[str]):
@@ -206,7 +206,7 @@ class Tagging(Task):
 
 
 def ignored_tags(labels: Collection[str]) -> tuple[str, ...]:
-    """The tags that are none, beside these labels."""
+    """The tags among these labels that mean no tag."""
     is_label = UNTAGGED in labels or (labels and marks_entities(labels))
     return () if is_label else (UNTAGGED,)
 
@@ -223,7 +223,7 @@ def tag_items(words: Sequence[str], tags: Sequence[str], places: Iterable[int]) 
 
 
 def form_of_entities(counts: Counter[str]) -> str | None:
-    """How tags that are not BIO seem to mark entities, if they do; `counts` are those of the tags."""
+    """How tags that are not BIO seem to mark entities, if they do; `counts` has the number of each tag."""
     examples = [repr(tag) for tag in counts if SMALL_BIO.fullmatch(tag)]
     if examples and {"o", "O"} & counts.keys():
         return f"as BIO in small letters: {examples[0]}"
@@ -272,7 +272,7 @@ def _warn_of_iob1(name: str, data: Dataset):
 
 
 def _row_tags(locations: list[str], tags: Any, column: str, names: list[str] | None) -> list[str]:
-    """The tag of each word; `locations` are those of the words."""
+    """The tag of each word; `locations` has the place of each word."""
     is_complete = isinstance(tags, list) and len(tags) == len(locations)
     check_cell(is_complete, locations[0], column, tags, f"a list with a tag for each of {len(locations)} words")
     return [class_name(place, column, tag, names) for place, tag in zip(locations, tags, strict=True)]
