@@ -58,7 +58,8 @@ def elmo_backend(name: str) -> Iterator[None]:
     - `"trial"`: on CUDA, the newest kernels, which no card has confirmed yet. Compare their numbers with the default's.
 
     By default, the fastest kernel computes that is possible for a device, a dtype, and what is asked for. Tangents,
-    transformations of `torch.func`, and modes that watch operators (`FlopCounterMode`) get the definition.
+    transformations of `torch.func`, modes that watch operators (`FlopCounterMode`) and hooks on the token encoder get
+    the definition, which is slower. torch's profiler sees one thread that computes all.
 
     Raises:
         ValueError: the backend does not exist, or, inside the block, it is not possible.
