@@ -405,7 +405,7 @@ class ELMoConfig(PreTrainedConfig):
             ("max_word_length", lambda value: value <= MOST_CHARACTERS, f"at most {MOST_CHARACTERS}"),
             ("forget_bias scalar_mix_l2", lambda value: abs(value) <= largest, "a finite number"),
             (rates, lambda value: 0 <= value < 1, "a rate in [0, 1)"),
-            (bounds, lambda value: 0 < value <= largest, "a positive number (of a clip, None is no bound)"),
+            (bounds, lambda value: 0 < value <= largest, "a positive number (of a clip, None means no bound)"),
         ):
             for name in names.split():
                 value = getattr(self, name)  # `None`, where the type allows it, has no range

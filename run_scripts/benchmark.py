@@ -43,7 +43,9 @@ class BenchmarkArguments:
     parts: list[str] = option(
         [*BENCHMARK_PARTS], f"Parts to measure: {', '.join(BENCHMARK_PARTS)}.", choices=BENCHMARK_PARTS, metavar="PART"
     )
-    device: str = option("cpu", f"Device. On others than cpu, only {' and '.join(DEVICE_PARTS)} are measured.")
+    device: str = option(
+        "cpu", f"Device. On devices other than the CPU, only {' and '.join(DEVICE_PARTS)} are measured."
+    )
     text_file: str | None = option(None, "Text file, one sentence per line. Default: a short text of the repository.")
     preset: str = option("original", "Model size.", choices=[*PRESETS])
     batches: list[str] = option(

@@ -109,7 +109,7 @@ def main(arguments: list[str] | None = None) -> Path:
             shutil.copy(example, folder)
         size = file.stat().st_size
     print_conclusion(
-        f"Wrote {output_dir / file.name}, {size:,} bytes, whose outputs are those of the model up to {difference:.1e}.",
+        f"Wrote {output_dir / file.name}, {size:,} bytes; outputs differ from the model's by up to {difference:.1e}.",
         *command_to_run(output_dir / file.name, examples),
     )
     return output_dir

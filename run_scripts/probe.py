@@ -120,7 +120,7 @@ def probe_layer(vectors: Mapping[str, np.ndarray], tags: WordTags, name: str = "
     if probe[-1].n_iter_.max() >= MAX_ITERATIONS:
         logger.warning(
             f"The probe of {name} was stopped after {MAX_ITERATIONS:,} iterations, before it had converged. Its "
-            "scores are approximate: make nothing of small differences from other layers."
+            "scores are approximate: ignore small differences from other layers."
         )
     return {split: divided(tags[split], probe.predict(vectors[split])) for split in tags if split != "train"}
 

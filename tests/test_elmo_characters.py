@@ -109,8 +109,8 @@ def test_widen_refuses_rows_of_a_wider_tokenizer():
 @pytest.mark.parametrize(
     "alphabet, row, message",
     [
-        (None, [98, 260, 261], "98, 260, 261.* is no word, 259"),
-        (None, [259, 98, 98], "is no word, 259 ... 260"),
+        (None, [98, 260, 261], "98, 260, 261.* is not a word, 259"),
+        (None, [259, 98, 98], "is not a word, 259 ... 260"),
         (None, [259, 98, 257, 260], "98, 257.* are not bytes"),
         (LexiconAlphabet(LEXICON), [17684, 5, 17685], r"\[5\] are not in the lexicon"),
     ],

@@ -344,7 +344,7 @@ def test_a_reader_that_was_trained_without_answers_may_answer_nothing(trained, t
         ),
         ("labels", "a.jsonl", '{"text": "a", "label": ["1"]}', "has lists of labels, but .* one label"),
         ("pairs", "a.jsonl", '{"text": "a", "label": "neutral"}', "a.jsonl has text and label"),
-        ("sets of labels", "a.jsonl", '{"text": "a", "label": "a"}', "has one label a text, but .* gives several"),
+        ("sets of labels", "a.jsonl", '{"text": "a", "label": "a"}', "has one label per text, but .* gives several"),
         ("numbers", "a.tsv", "text\tlabel\na\tgood\n", "'good'; it must be a finite number"),
         ("answers", "a.jsonl", '{"question": "Who?", "context": "Ana."}', "no column 'answers'"),
         ("roles", "a.jsonl", '{"tokens": ["It", "rains"]}', "`predicate_index` is None"),

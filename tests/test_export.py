@@ -228,7 +228,7 @@ def test_other_models(tmp_path, capsys, model_class, options, outputs, has_examp
     assert (output / "onnx_tags.py").exists() == (model_class is ELMoForTokenClassification)
     told, following = conclusion(capsys.readouterr().out)
     size = (output / "model.onnx").stat().st_size
-    assert re.fullmatch(rf"Wrote .*, {size:,} bytes, whose outputs are those of the model up to \S+e-\d+\.", told)
+    assert re.fullmatch(rf"Wrote .*, {size:,} bytes; outputs differ from the model's by up to \S+e-\d+\.", told)
     if has_example:
         assert following[0] == "python" and Path(following[1]).is_file()
     else:

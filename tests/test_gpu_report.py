@@ -121,7 +121,7 @@ def test_a_case_after_the_time_is_named():
     rows = gpu_report.measured_rows(children, case, deadline=float("inf"))
     assert rows == [{**case, "batch": "1x8"}, {**case, "failure": "no answer within 60 s"}]
     (row,) = gpu_report.measured_rows(children, case, deadline=0)
-    assert row["failure"] == "not measured: the time was over"
+    assert row["failure"] == "not measured: out of time"
 
 
 def layer_row(implementation, kind, milliseconds, **more):
@@ -231,9 +231,9 @@ def test_the_tests_of_a_card(tmp_path, monkeypatch):
     assert table.endswith(f"- failed: `{failed}`")
     monkeypatch.setattr(gpu_report, "result_of_pytest", lambda *_: found)
     rows = list(gpu_report.rows_of_tests(arguments_of(), deadline=0))
-    assert [row["failure"] for row in rows] == ["not run: the time was over"] * 3
+    assert [row["failure"] for row in rows] == ["not run: out of time"] * 3
     assert next(gpu_report.rows_of_tests(arguments_of(), float("inf")))["status"] == 1
-    assert gpu_report.whole_report(CONDITIONS, rows).count("not run: the time was over") == 3
+    assert gpu_report.whole_report(CONDITIONS, rows).count("not run: out of time") == 3
 
 
 @pytest.mark.skipif(not (ROOT / ".git").exists(), reason="the sources are not in a repository")

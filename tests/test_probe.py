@@ -110,7 +110,7 @@ def test_vectors_from_elsewhere(files, tmp_path):
     scores = probe.main([*vectors, *options(files)])["test"]["scores"]
     assert list(scores) == ["most frequent tag", "layer 0", "layer 1"]
     assert scores["layer 0"]["accuracy"] == 1 and scores["layer 1"]["accuracy"] < 0.6
-    with refused(r"my\.train\.hdf5 has .* arrays for .* sentences, so they may be of others"):
+    with refused(r"my\.train\.hdf5 has .* arrays for .* sentences, so they may belong to others"):
         probe.main([*vectors, *options(files), "--max_train_samples", "5"])
     (tmp_path / "other").mkdir()
     again = options(files | {"test": shutil.copy(files["train"], tmp_path / "other")})

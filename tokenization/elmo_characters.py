@@ -304,7 +304,7 @@ class WordTable:
                 continue
             ends = np.flatnonzero(row_W == end)
             if row_W[0] != begin or not ends.size:
-                raise ValueError(f"{row_W.tolist()} is no word, {begin} ... {end}.")
+                raise ValueError(f"{row_W.tolist()} is not a word, {begin} ... {end}.")
             ids = row_W[1 : ends[0]]
             marker = markers.get(tuple(ids))
             if marker is None:

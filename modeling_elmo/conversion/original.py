@@ -263,7 +263,7 @@ def read_original_vocabulary(path: Path, num_words: int | None) -> list[str]:
     """The words of the rows of original arrays; `num_words` is their number, if the checkpoint states it.
 
     bilm-tf gives each line a row, and looks up a repeated word in its last row. Other rows are named `word [row 7]`,
-    which is no word of raw text. So are the rows of blank lines and `<PAD>`, if `num_words` includes them.
+    which is not a word of raw text. So are the rows of blank lines and `<PAD>`, if `num_words` includes them.
     """
     lines = [line for line in vocabulary_lines(path) if line != MAX_TERM_WORD]
     if len(lines) != num_words:

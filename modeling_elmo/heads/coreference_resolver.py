@@ -180,7 +180,7 @@ def _checked_mentions(mentions: Tensor, words_ST: Tensor) -> tuple[Tensor, Tenso
         row = int((~valid_M).nonzero()[0])
         raise ValueError(
             f"`mentions` has {mentions[row].tolist()} in row {row}, which is not a span with a cluster from 0, "
-            "or is there twice. Pass (sentence, first token, last token, cluster), tokens as positions in `input_ids`."
+            "or occurs twice. Pass (sentence, first token, last token, cluster), tokens as positions in `input_ids`."
         )
     numbers_ST = (words_ST.flatten().cumsum(0) - 1).view_as(words_ST)
     return numbers_ST[sentence_M, first_M], numbers_ST[sentence_M, last_M], cluster_M

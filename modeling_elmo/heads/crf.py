@@ -131,7 +131,7 @@ def decode_labels(log_probs_BTK: Tensor, mask_BT: Tensor, names: tuple[str, ...]
         `(batch, time)`, label ids, -100 where the mask is False.
 
     Raises:
-        ValueError: the names are no BIO scheme, or not one for each label.
+        ValueError: the names are not a BIO scheme, or not one for each label.
     """
     check_bio(names)
     num_labels = log_probs_BTK.shape[-1]

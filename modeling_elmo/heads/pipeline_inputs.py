@@ -36,7 +36,7 @@ def is_words(sentence: Any) -> bool:
 
 
 def check_integers(options: dict[str, Any], **minima: int):
-    """Raises an error if one of these options is given and is no integer, or below its minimum."""
+    """Raises an error if one of these options is given and is not an integer, or below its minimum."""
     for name, minimum in minima.items():
         value = options.get(name, minimum)
         if not isinstance(value, Integral) or value < minimum:

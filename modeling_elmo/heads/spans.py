@@ -282,7 +282,7 @@ def nearest_antecedents(spans: int, most: int, device: torch.device | None = Non
 
 
 def gold_clusters(first_N: Tensor, last_N: Tensor, first_M: Tensor, last_M: Tensor, clusters_M: Tensor) -> Tensor:
-    """The gold cluster of each span, -1 if it is no mention: `(N,)`. All words are numbers in the document."""
+    """The gold cluster of each span, -1 if it is not a mention: `(N,)`. All words are numbers in the document."""
     if not len(clusters_M):
         return torch.full_like(first_N, -1)
     words = int(last_M.max()) + 1

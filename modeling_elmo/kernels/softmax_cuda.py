@@ -38,7 +38,7 @@ def cross_entropy_in_triton(
 ):
     """Writes the losses and, with `rates_B`, the gradient of `sum(rates_B * losses_B)` over the logits.
 
-    A target that is no row of the output layer has a loss that is no number. The logit of a target is computed again,
+    A target that is not a row of the output layer has the loss NaN. The logit of a target is computed again,
     in the dtype of sums.
 
     Args:

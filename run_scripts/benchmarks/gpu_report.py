@@ -228,7 +228,7 @@ def measured_rows(children: Children, case: Case, deadline: float) -> list[GPURo
     """The rows of a case with its conditions and, if it failed or did not begin, a row that says so."""
     left = deadline - time.monotonic()
     if left <= 0:
-        return [{**case, "failure": "not measured: the time was over"}]
+        return [{**case, "failure": "not measured: out of time"}]
     answer = children.run(case, case["seconds"])
     rows = [{**case, **row} for row in answer.rows]
     if answer.failure:
@@ -256,7 +256,7 @@ def rows_of_tests(parsed: GPUReportArguments, deadline: float) -> Iterator[GPURo
     """The last line of each run of pytest, and the tests that failed."""
     for name, (arguments, variables, seconds) in card_tests().items():
         if time.monotonic() > deadline:
-            yield {"part": "tests", "tests": name, "failure": "not run: the time was over"}
+            yield {"part": "tests", "tests": name, "failure": "not run: out of time"}
             continue
         tell(deadline, f"tests {name}")
         yield {"part": "tests", "tests": name, **result_of_pytest(arguments, variables, seconds)}

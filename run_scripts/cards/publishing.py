@@ -154,7 +154,7 @@ def load_published(source: str) -> tuple[ELMoPreTrainedModel, ELMoTokenizer]:
     config = load_pretrained(ELMoConfig, source)
     architecture = (config.architectures or ["ELMoModel"])[0]
     if not hasattr(modeling_elmo, architecture):
-        raise ValueError(f"{source} has the architecture {architecture}, which is no class of this package.")
+        raise ValueError(f"{source} has the architecture {architecture}, which is not a class of this package.")
     model = load_pretrained(getattr(modeling_elmo, architecture), source, dtype=torch.float32)
     return model, load_pretrained(ELMoTokenizer, source)
 

@@ -49,7 +49,7 @@ def by_arm(records: RunRecords) -> dict[str, list[RunRecord]]:
 
 
 def check_runs(arm: str, runs: list[RunRecord]):
-    """Refuses a seed that is there twice, and runs that do not have the same scores."""
+    """Refuses a seed that occurs twice, and runs that do not have the same scores."""
     seeds = [run["seed"] for run in runs]
     if len(set(seeds)) < len(seeds):
         raise ValueError(f"Arm {arm!r} has the seeds {seeds}; pass one record for each seed.")

@@ -47,7 +47,7 @@ ARMS_OF_TABLE_1 = ("baseline", "elmo")
 CLAIM_COLUMNS = ["task", "change", "the paper", "here", "seeds", "as in the paper?"]
 EPOCH_COLUMNS = ["task", "best epoch without ELMo", "with ELMo", "epochs until ELMo reaches the best without"]
 EXPLANATION_OF_CLAIMS = (
-    "Each row is a change of the paper, with what it adds to the score there and here, in points. The interval "
+    "Each row is a change that the paper studies, with the gain in points in the paper and in our runs. The interval "
     "has 95 % confidence, over seeds that are paired (of layers alone: over words). If it includes 0, or if "
     "there is one seed, the result is inconclusive. Where the paper has no figure, its answer is a gain. The "
     "test data are the same for all seeds, so the interval does not say what other test data would give."
@@ -98,7 +98,7 @@ def page_sections(entries: PlanEntries, output: Path, others: Sequence[Path]) ->
     for entry in entries:
         tables[entry["table"]].append(entry)
     claims = table_if_rows(CLAIM_COLUMNS, claim_rows(entries))
-    yield "Which claims of the paper hold here?", [EXPLANATION_OF_CLAIMS, claims] if claims else []
+    yield "Which claims of the paper are confirmed?", [EXPLANATION_OF_CLAIMS, claims] if claims else []
     yield TABLE_1, [gains_table(tables["1"], others)]
     yield "Table 2: how are the layers weighted?", arms_tables(tables["2"], output)
     yield "Table 3: where does ELMo enter the network?", arms_tables(tables["3"], output)

@@ -116,7 +116,7 @@ def build_page(
     Args:
         models: folders or Hub names of biLMs and of trained heads.
         corpus: text files, folders or patterns, one sentence per line, to search for uses of a word.
-        split_sentences: language of a corpus whose lines are no sentences; they are joined and split by its rules.
+        split_sentences: language of a corpus whose lines are not sentences; they are joined and split by its rules.
     """
     text = Corpus.from_files(corpus, language=split_sentences) if corpus else None
     opened = [open_model(name, trust_remote_code) for name in models]

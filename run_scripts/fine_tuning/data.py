@@ -225,7 +225,7 @@ def sentence_of(location: Location, row: Mapping[str, Any], column: str = "token
     check_cell(isinstance(words, list) and words, first, column, words, "a list of words")
     places = location if isinstance(location, list) else [location] * len(words)
     for place, word in zip(places, words, strict=True):
-        check_cell(isinstance(word, str) and word, place, column, word, "words that are not empty")
+        check_cell(isinstance(word, str) and word, place, column, word, "non-empty words")
     return words, places
 
 

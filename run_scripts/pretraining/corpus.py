@@ -65,7 +65,7 @@ class CorpusArguments(TrainTextArguments, HeldOutArguments):
     """The texts of a training run."""
 
     validation_split: str | None = option(
-        None, "Held-out split of --dataset, or part of --train_file: 'train[90%%:]' beside --split 'train[:90%%]'."
+        None, "Held-out split of --dataset, or part of --train_file: 'train[90%%:]' with --split 'train[:90%%]'."
     )
     shuffle_buffer: int = option(100_000, "Number of sentences to shuffle together.")
 

@@ -38,7 +38,7 @@ class Perplexity:
         unigram = "" if self.unigram is None else f"; a unigram has {self.unigram:,.1f}"
         return (
             f"perplexity {self.perplexity:.2f} (forward {self.forward:.2f}, backward {self.backward:.2f}); over "
-            f"all {self.vocabulary_size:,} words, {self.predictions:,} predictions a direction, "
+            f"all {self.vocabulary_size:,} words, {self.predictions:,} predictions per direction, "
             f"{self.unknown_rate:.2%} of them <UNK>; {self.protocol}{unigram}"
         )
 

@@ -270,7 +270,7 @@ def quotes_of_cells(path: Path, lines_are_rows: bool = False) -> str | None:
 
     pandas, R and Excel quote cells: each cell with a quote begins and ends with one, and those between are doubled, or
     have a backslash. To be sure, one of them must have such a quote, a tab or a line feed, or all cells that are not
-    numbers must be quoted. A quote that is a word of a sentence, or that begins a text, is no such cell.
+    numbers must be quoted. A quote that is a word of a sentence, or that begins a text, is not such a cell.
 
     Args:
         lines_are_rows: whether no cell can have a line feed. It cannot if all lines have equally many tabs, either.

@@ -103,7 +103,7 @@ def local_device(name: str | None = None, rank: int | None = None) -> torch.devi
 def sole_run(folder: Path, option: str = "--output_dir", is_main_process: bool = True) -> Iterator[None]:
     """Keeps other runs out of a folder, which is created if necessary, and removed if nothing was written.
 
-    The system ends the lock with the main process, even a killed one: a file that stays behind is no lock.
+    The system ends the lock with the main process, even a killed one: a file that stays behind does not lock.
     """
     if not is_main_process:
         yield

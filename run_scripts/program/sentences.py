@@ -45,7 +45,7 @@ def has_running_text(path: Path) -> bool:
 
 
 def check_language(language: str | None):
-    """Refuses what is no language of `--split_sentences`, and says how to install the package."""
+    """Refuses what is not a language of `--split_sentences`, and says how to install the package."""
     if language is None:
         return
     if not re.fullmatch("[a-z]{2,3}", language):

@@ -117,7 +117,7 @@ def stored_layers(folder: Path, sizes: list[int], sentences: Sentences, file: st
             yield layers
     if stored > len(sentences):
         raise ValueError(
-            f"{path} has {stored:,} arrays for {len(sentences):,} sentences, so they may be of others. Pass the "
+            f"{path} has {stored:,} arrays for {len(sentences):,} sentences, so they may belong to others. Pass the "
             "options with which --write_sentences wrote the sentences."
         )
 

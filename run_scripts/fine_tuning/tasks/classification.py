@@ -208,7 +208,7 @@ def label_type(data: DatasetDict, problem: str) -> "SingleLabel | Regression":
 class SingleLabel:
     """One label per text: the way from a raw label to a target, from logits to a raw label, and to scores.
 
-    A label that the training data lacks is no target, and counts as an error.
+    A label that the training data lacks is not a target, and counts as an error.
     """
 
     metric = "accuracy"
@@ -264,7 +264,7 @@ class MultiLabel(SingleLabel):
 
     def check_kind(self, file: str, label: Any, model: str):
         if not isinstance(label, list):
-            raise ValueError(f"{file} has one label a text, but {model} gives several; write lists in JSON lines.")
+            raise ValueError(f"{file} has one label per text, but {model} gives several; write lists in JSON lines.")
 
     def compare(self, text: str, prediction: Record) -> Comparison:
         """The more labels are wrong, the worse."""
@@ -390,7 +390,7 @@ def _checked_texts(location: str, row: Mapping[str, Any], columns: dict[str, str
     for name, column in columns.items():
         if name != "label":
             texts[name] = row.get(column)
-            check_cell(is_text(texts[name]), location, column, texts[name], "a text that is not empty")
+            check_cell(is_text(texts[name]), location, column, texts[name], "a non-empty text")
     if columns["text"] == "text" and "text_pair" not in columns:  # by default, the first row decides
         check_cell(not row.get("text_pair"), location, "text_pair", row.get("text_pair"), "in the first row, too")
     return texts

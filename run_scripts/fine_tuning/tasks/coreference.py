@@ -381,7 +381,7 @@ def document_row(location: Any, row: Mapping[str, Any]) -> dict[str, Any]:
     mentions: Any = row.get("mentions")
     speakers = row.get("speakers") or []
     genre = row.get("genre") or ""
-    check_cell(is_text(name), location, "document", name, "a name that is not empty")
+    check_cell(is_text(name), location, "document", name, "a non-empty name")
     check_cell(_has_sentences(sentences), location, "sentences", sentences, "one list of words or more, none empty")
     if speakers:
         fits = _has_sentences(speakers) and list(map(len, speakers)) == list(map(len, sentences))

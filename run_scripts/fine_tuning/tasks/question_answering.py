@@ -296,8 +296,8 @@ def _question_row(location: str, row: Mapping[str, Any], columns: dict[str, str]
     question: Any = row.get(columns["question"])
     context: Any = row.get(columns["context"])
     where = location if name is None else f"{location}, id {name}"
-    check_cell(is_text(question), where, columns["question"], question, "a text that is not empty")
-    check_cell(is_text(context), where, columns["context"], context, "a text that is not empty")
+    check_cell(is_text(question), where, columns["question"], question, "a non-empty text")
+    check_cell(is_text(context), where, columns["context"], context, "a non-empty text")
     texts, starts = _texts_and_starts(where, columns["answers"], row.get(columns["answers"]))
     is_impossible = row.get("is_impossible")  # in files of SQuAD 2.0
     fits = is_impossible in (None, True, False) and is_impossible != bool(texts)
