@@ -1,9 +1,10 @@
 """Evaluates a trained head on files with labels, and shows its errors.
 
     elmo evaluate tagger new.conll
+    elmo evaluate tagger --dataset NAME
     elmo evaluate tagger --help
 
-The second command also lists the options for the files of the model's task. Labels and settings come from the model, so
+The last command also lists the options for the files of the model's task. Labels and settings come from the model, so
 the scores are what its training would print for the file; no training data is needed.
 
 The output folder has all scores and errors in `evaluation.json`, the model's answers in `predictions.jsonl`, and a page
@@ -19,7 +20,16 @@ from pathlib import Path
 
 from modeling_elmo.conversion.files import check_empty, staged
 from modeling_elmo.run_scripts.cards.evaluation_page import write_evaluation_page
-from modeling_elmo.run_scripts.cards.tables import average_rates, class_table, error_lines, file_table, finding
+from modeling_elmo.run_scripts.cards.records import last_metrics, splits_of
+from modeling_elmo.run_scripts.cards.tables import (
+    average_rates,
+    class_table,
+    error_lines,
+    file_table,
+    finding,
+    format_score,
+    spaced,
+)
 from modeling_elmo.run_scripts.fine_tuning.comparison import Errors
 from modeling_elmo.run_scripts.fine_tuning.saved_head import (
     file_arguments,
@@ -33,7 +43,7 @@ from modeling_elmo.run_scripts.fine_tuning.saved_head import (
 from modeling_elmo.run_scripts.fine_tuning.task import Record, SavedHead, Task
 from modeling_elmo.run_scripts.fine_tuning.tasks import task_class
 from modeling_elmo.run_scripts.fine_tuning.trainer import TaskTrainer
-from modeling_elmo.run_scripts.program.command_line import ProgramParser, option, print_conclusion, run
+from modeling_elmo.run_scripts.program.command_line import ProgramParser, option, print_conclusion, refuse_unread, run
 from modeling_elmo.run_scripts.program.files import JsonObject, write_json, write_lines
 from modeling_elmo.run_scripts.program.processes import check_processes, has_accelerator
 
@@ -48,28 +58,48 @@ class EvaluationArguments:
     use_cpu: bool = option(False, "Use the CPU where there is an accelerator.")
 
 
+@dataclass(kw_only=True)
+class LabeledDatasetArguments:
+    dataset: str | None = option(None, "Data set to use instead of files: a folder, or a name on the Hub.")
+    dataset_config: str | None = option(None, "Configuration of the data set.")
+    test_split: str = option("test", "Split of the data set, or a part: 'validation[:90%%]'.")
+
+    def sources(self, files: list[str]) -> dict[str, JsonObject]:
+        """The options of a training that read each file, or the split of the data set, as test data."""
+        if bool(files) == (self.dataset is not None):
+            raise ValueError("Pass either files with labels, or --dataset NAME.")
+        if self.dataset is None:
+            refuse_unread(self, ("dataset_config", "test_split"), "without --dataset; leave it out.")
+            return {file: {"test_file": file} for file in files}
+        others = {"train_split": "none", "validation_split": "none"}
+        return {f"{self.dataset}, {self.test_split}": {**vars(self), **others}}
+
+
 def main(arguments: list[str] | None = None) -> JsonObject:
     """Returns the content of `evaluation.json`."""
     arguments = sys.argv[1:] if arguments is None else arguments
     saved = saved_head(arguments[0]) if arguments and not arguments[0].startswith("-") else None
-    groups: list[type] = [EvaluationArguments]
+    groups: list[type] = [EvaluationArguments, LabeledDatasetArguments]
     if saved is not None:
         groups.append(file_arguments(task_class(task_name(saved))))
     parser = ProgramParser(*groups, description=__doc__)
     parser.add_argument("model", metavar="MODEL", help="Folder or Hub name of a trained head.")
-    parser.add_argument("files", metavar="FILE", nargs="+", help="Files with labels, as for the training.")
+    has_dataset = any(word.partition("=")[0] == "--dataset" for word in arguments)
+    number = "*" if has_dataset else "+"  # argparse takes none for * if options are before the files
+    parser.add_argument("files", metavar="FILE", nargs=number, help="Files with labels, as for the training.")
     if saved is None:
         parser.parse(arguments)
         raise ValueError(f"{arguments[0]} is an option before the model; write elmo evaluate MODEL FILE, then options.")
     parser.set_defaults(**saved_settings(saved, groups[-1]))
-    options, of_files, positional = parser.parse(arguments)
+    options, dataset, of_files, positional = parser.parse(arguments)
     folder = Path(options.output_dir)
     try:
         check_empty(folder)
     except FileExistsError as error:
         raise FileExistsError(f"{folder} is not empty; pass --output_dir with a new or an empty folder.") from error
     check_processes(1)
-    task = task_on_files(saved, positional.files, max_eval_samples=options.max_eval_samples, **vars(of_files))
+    sources = dataset.sources(positional.files)
+    task = task_on_files(saved, sources, max_eval_samples=options.max_eval_samples, **vars(of_files))
     with staged(folder) as unfinished:
         unfinished.mkdir()
         trainer = trainer_of(task, saved, options, unfinished)
@@ -80,13 +110,24 @@ def main(arguments: list[str] | None = None) -> JsonObject:
     if errors := error_lines(evaluation["errors"], SHOWN_ERRORS):
         print("\nMost frequent errors:\n", *errors, sep="\n")
     print(f"\n{folder}: evaluation.json and predictions.jsonl. Open {folder / 'evaluation.html'} to read the errors.")
-    place = positional.files[0] if len(positional.files) == 1 else f"{len(positional.files)} files"
+    place = next(iter(sources)) if len(sources) == 1 else f"{len(sources)} files"
     print_conclusion(
-        finding(evaluation["metrics"], task.metric, place),
+        finding(evaluation["metrics"], task.metric, place) + score_of_training(saved, task.metric),
         *("elmo", task_name(saved), "--model_name_or_path", saved.name, "--continue_head"),
         *("--train_file", "TRAIN", "--validation_file", "DEV", "--output_dir", "NEW_MODEL"),
     )
     return evaluation
+
+
+def score_of_training(saved: SavedHead, metric: str) -> str:
+    """A sentence with the score that the head had on the last split of its training; empty if no record says it."""
+    if not any(saved.record.get("metrics", {}).values()):
+        return ""
+    split = splits_of([saved.record])[-1]
+    score = last_metrics(saved.record).get(metric)
+    return (
+        "" if score is None else f" After its training, {spaced(metric)} on {split} was {format_score(score, metric)}."
+    )
 
 
 def trainer_of(task: Task, saved: SavedHead, options: EvaluationArguments, folder: Path) -> TaskTrainer:

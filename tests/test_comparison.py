@@ -145,6 +145,7 @@ def test_the_worst_examples_of_each_class_are_kept(monkeypatch):
         errors.add({"number": number}, comparison("other class", "often", "A", number % 100))
     errors.add({"number": 1000}, comparison("missed", "rare", None, 0.5))
     errors.add({"number": 1001}, comparison("right", "rare", "rare", 0))
+    errors.add({"number": 1002}, compare_items(["nothing", "here"], [], []))
     numbers = [example["number"] for example in errors.report()["examples"]]
     worst = sorted(range(1000), key=lambda number: (-(number % 100), number))[:MOST_EXAMPLES]
     assert numbers == [*worst, 1000]

@@ -9,6 +9,8 @@ import numpy as np
 import pytest
 import seqeval.metrics
 import sklearn.metrics
+from datasets import ClassLabel, Dataset, DatasetDict, Features, List, Value
+from endings import conclusion
 from errors import refused
 from task_worker import (
     LEARNING,
@@ -428,6 +430,44 @@ def test_a_head_in_eight_bits_is_evaluated(trained, tmp_path):
     )
 
 
+def test_a_data_set_has_the_scores_of_its_file(trained, tmp_path, capsys):
+    """Its tags are numbers of classes, and its split has another name."""
+    model, files = trained("entities")
+    sentences = list(sentences_of(files["test_file"]))
+    names = sorted({tag for _, tags in sentences for tag in tags})
+    rows = {"tokens": [words for words, _ in sentences], "tags": [tags for _, tags in sentences]}
+    features = Features(tokens=List(Value("string")), tags=List(ClassLabel(names=names)))
+    dataset = DatasetDict({"june": Dataset.from_dict(rows, features)})
+    dataset.save_to_disk(tmp_path / "set")
+    found, _ = evaluated(tmp_path / "set_1", model, dataset=tmp_path / "set", test_split="june")
+    place = f"{tmp_path / 'set'}, june"
+    assert capsys.readouterr().out.splitlines()[-2].startswith(f"On {place}, f1 is ")
+    expected, _ = evaluated(tmp_path / "file", model, files["test_file"])
+    assert found["files"].keys() == {place} and found["metrics"] == expected["metrics"]
+    part, _ = evaluated(tmp_path / "part", model, dataset=tmp_path / "set", test_split="june[:3]")
+    assert [scores["samples"] for scores in part["files"].values()] == [3]
+
+
+@pytest.mark.parametrize(
+    "options, message",
+    [
+        ({"dataset": "set"}, "Pass either files with labels, or --dataset NAME."),
+        ({"test_split": "june"}, "--test_split june has no effect without --dataset; leave it out."),
+    ],
+)
+def test_files_and_a_data_set(options, message, trained, tmp_path):
+    model, files = trained("entities")
+    with refused(message):
+        evaluated(tmp_path, model, files["test_file"], **options)
+
+
+def test_files_may_follow_options(trained, tmp_path):
+    model, files = trained("entities")
+    output = str(tmp_path / "evaluation")
+    found = evaluate.main([str(model), "--use_cpu", "--output_dir", output, str(files["test_file"])])
+    assert list(found["files"]) == [str(files["test_file"])]
+
+
 def test_what_is_printed(trained, tmp_path, capsys):
     model, files = trained("entities")
     found, _ = evaluated(tmp_path, model, files["validation_file"], files["test_file"])
@@ -439,6 +479,8 @@ def test_what_is_printed(trained, tmp_path, capsys):
     )
     assert f"{missed['number']:8,}  missed NAME: {missed['texts'][0][0]}" in printed
     assert f"Open {tmp_path / 'evaluation' / 'evaluation.html'} to read the errors." in printed
-    *_, told, following = printed.splitlines()
-    assert told == f"On 2 files, f1 is {100 * found['metrics']['f1']:.2f}."
-    assert following.startswith(f"Next: elmo ner --model_name_or_path {model} --continue_head --train_file TRAIN ")
+    told, following = conclusion(printed)
+    after_training = read_json(model / "record.json")["metrics"]["test"]["f1"]
+    before = f"After its training, f1 on test was {100 * after_training:.2f}."
+    assert told == f"On 2 files, f1 is {100 * found['metrics']['f1']:.2f}. {before}"
+    assert following[:5] == ["elmo", "ner", "--model_name_or_path", str(model), "--continue_head"]

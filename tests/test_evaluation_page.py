@@ -109,7 +109,25 @@ def test_a_page_without_classes_or_errors(tmp_path):
     assert "There is no error." in text and "<h2>Classes" not in text and "<script>" not in text
 
 
+def test_the_matrix_says_0_where_only_other_words_were_found(tmp_path):
+    values = evaluation()
+    values["errors"]["confusions"] = [confusion("other words", "person", "person", 3)]
+    page = Page(page_of(tmp_path, values))
+    assert "0 + 3" in page.text
+    assert [attributes["class"] for tag, attributes in page.tags if tag == "td" and "class" in attributes][:1] == [
+        "wrong"
+    ]
+
+
+def test_the_metric_of_the_task_is_the_first_score(tmp_path):
+    head = page_of(tmp_path, {**evaluation(), "metric": "recall"}).partition("samples")[2]
+    assert re.findall(r"<th>(\w+)</th>", head)[:2] == ["recall", "f1"]
+
+
 def test_many_errors_are_cut(tmp_path):
     values = evaluation()
     values["errors"]["confusions"] = [confusion("missed", f"class {number}", None, 1) for number in range(103)]
-    assert "3 rarer kinds of errors are in evaluation.json." in page_of(tmp_path, values)
+    page = page_of(tmp_path, values)
+    assert "3 rarer kinds of errors are in evaluation.json." in page
+    shown, _, folded = page.partition("<summary>88 rarer kinds of errors")
+    assert shown.count("<tr data-classes") == 12 and folded.count("<tr data-classes") == 88

@@ -12,6 +12,7 @@ from .tables import class_rates, error_name, format_score, rate_cell, spaced
 
 MOST_CLASSES_OF_MATRIX = 30
 MOST_ERRORS = 100  # kinds of errors in the list
+FIRST_ERRORS = 12  # kinds that are shown at once
 
 
 def write_evaluation_page(path: Path, evaluation: JsonObject):
@@ -29,9 +30,10 @@ def write_evaluation_page(path: Path, evaluation: JsonObject):
     values = {
         **evaluation,
         "classes": class_rates(metrics),
-        "numbers": plain_numbers(metrics),
+        "numbers": {evaluation["metric"]: metrics[evaluation["metric"]], **plain_numbers(metrics)},
         "matrix": confusion_matrix(errors["confusions"]),
         "wrong": wrong[:MOST_ERRORS],
+        "first_errors": FIRST_ERRORS,
         "more": len(wrong[MOST_ERRORS:]),
         "filters": sorted({name for example in errors["examples"] for name in example["classes"]}),
     }
@@ -53,5 +55,4 @@ def confusion_matrix(confusions: list[JsonObject]) -> dict[str, Any] | None:
     predicted = sorted({name for _, name in counts}, key=lambda name: (not name, name))
     if not counts or max(len(golds), len(predicted)) > MOST_CLASSES_OF_MATRIX:
         return None
-    right = {(row["gold"], row["predicted"]) for row in confusions if row["kind"] == "right"}
-    return {"golds": golds, "predicted": predicted, "counts": counts, "right": right, "other_words": other_words}
+    return {"golds": golds, "predicted": predicted, "counts": counts, "other_words": other_words}

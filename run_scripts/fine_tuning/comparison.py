@@ -144,7 +144,7 @@ class Errors:
                 wrong.append(pair)
                 if pair.text:
                     self.texts[pair[:3]][pair.text[:LONGEST_ITEM]] += 1
-        if wrong or not comparison.pairs:
+        if wrong or (not comparison.pairs and comparison.severity):  # of a regression; not a sentence without entities
             self._keep(place, wrong, comparison)
 
     def _keep(self, place: dict[str, Any], wrong: list[Pair], comparison: Comparison):

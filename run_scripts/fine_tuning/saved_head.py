@@ -1,6 +1,6 @@
 """A saved head on labeled files: its task and settings as they were saved, and its predictions, a part at a time."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping
 from copy import copy
 from dataclasses import fields, make_dataclass
 from pathlib import Path
@@ -57,13 +57,17 @@ def saved_settings(saved: SavedHead, arguments_class: type) -> dict[str, Any]:
     return {item.name: settings[item.name] for item in fields(arguments_class) if item.name in settings}
 
 
-def task_on_files(saved: SavedHead, files: Sequence[str], **options: Any) -> Task:
-    """The head's task with labeled files as data, each by its name."""
+def task_on_files(saved: SavedHead, sources: Mapping[str, Mapping[str, Any]], **options: Any) -> Task:
+    """The head's task with labeled data, each source by its name.
+
+    Args:
+        sources: the options of a training that name the source as its test split.
+    """
     task_type = task_class(task_name(saved))
     data = DatasetDict()
-    for file in files:
-        values = {**options, **task_type.saved_arguments(saved.config)}
-        arguments = task_type.arguments_class(test_file=file, **values)
+    for file, of_source in sources.items():
+        values = {**options, **of_source, **task_type.saved_arguments(saved.config)}
+        arguments = task_type.arguments_class(**values)
         try:
             data[file] = task_type.read_data(arguments)["test"]
         except (ValueError, OSError) as error:
