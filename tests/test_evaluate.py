@@ -124,6 +124,11 @@ def evaluated(folder: Path, model: Path, *files: Path, **options) -> tuple[dict,
     return found, predictions_of(output / "predictions.jsonl")
 
 
+def rounded(rows: list[dict]) -> list[dict]:
+    """The same with 4 decimals: on some processors, the last bit of a probability depends on the batch."""
+    return json.loads(json.dumps(rows), parse_float=lambda text: round(float(text), 4))
+
+
 # Scores
 
 
@@ -137,7 +142,8 @@ def test_scores_and_predictions_are_those_of_the_training(kind, trained, tmp_pat
         file = str(files[f"{split}_file"])
         expected = predictions_of(model / f"predictions_{split}.jsonl")
         assert found["files"][file] == {"samples": len(expected), "metrics": record["metrics"][split]}
-        assert [row for row in predictions if row["file"] == file] == [{"file": file, **row} for row in expected]
+        of_file = [row for row in predictions if row["file"] == file]
+        assert rounded(of_file) == rounded([{"file": file, **row} for row in expected])
     assert found["unknown_labels"] == {}
 
 
