@@ -39,7 +39,7 @@ OUTPUTS = {  # compared in each document with blocks of Python or commands
     "docs/vectors.md": 6,
 }
 # What was measured, whose commands take hours and data that are not here; the migration notes have a test of their own.
-REPORTS = {"docs/RESULTS.md", "docs/EXPERIMENTS.md", "docs/CHECKPOINTS.md", "docs/MIGRATION.md"}
+REPORTS = {"docs/RESULTS.md", "docs/CHECKPOINTS.md", "docs/MIGRATION.md"}
 # The folder `data` of the pages, whose public files are not here: small files of the same format.
 DATA = {
     "wnut17": "ner/wnut17/{}.conll",
