@@ -152,7 +152,7 @@ class ELMoConfig(PreTrainedConfig):
     - scalar_mix_layer_norm: `None`, `"allennlp"` (over batch, time and width, with markers), `"bilm"` (the same
       without the first and last token of a row) or `"token"` (each vector separately; recommended).
     - elmo_dropout: dropout rate on the mixed vectors that a head reads.
-    - elmo_placement: where ELMo enters a head's network: `"input"`, beside the word vectors; `"output"`, beside the
+    - elmo_placement: where ELMo enters a head's network: `"input"`, with the word vectors; `"output"`, with the
       output of the first biRNN (section 5.2); `"both"`, with a mix each; `"between"` the first and the second
       biLSTM of a tagger (TagLM, Peters et al. 2017). `None`: the default of the head's class.
     - freeze_bilm: whether a head's biLM has no gradients and stays in eval mode whatever `train()` says.

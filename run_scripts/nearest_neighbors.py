@@ -251,7 +251,7 @@ def find_neighbors(parsed: NeighborArguments, text: GroupedText, model, tokenize
 
 
 def how_alike(result: Mapping[str, Any], random: float) -> str:
-    """The cosines of the shown neighbors, beside the mean cosine of two uses."""
+    """The cosines of the shown neighbors, compared with the mean cosine of two uses."""
     cosines = [cosine for query in result["queries"] for cosine, _, _ in query["neighbors"]]
     if not cosines:
         return f"All uses of {result['word']} are in one sentence, and have no neighbors in others."

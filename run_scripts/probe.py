@@ -89,7 +89,7 @@ def chosen(sentences: Iterable[Sequence[str]], places: Iterable[Sequence[int]]) 
 
 
 def best_layer(result: Mapping[str, Any]) -> str:
-    """The best row of the table on the last split, beside that of the most frequent tags."""
+    """The best row of the table on the last split, compared with the most frequent tags."""
     *_, split = [name for name in ("validation", "test") if name in result]
     scores = {name: of_row[result["metric"]] for name, of_row in result[split]["scores"].items()}
     baseline = scores.pop("most frequent tag")

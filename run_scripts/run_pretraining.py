@@ -254,7 +254,7 @@ def judge(values: dict[str, Any], survey: Survey | None):
 
 
 def how_good(values: dict[str, Any]) -> str:
-    """The held-out perplexity, beside those of a unigram and of the model before."""
+    """The held-out perplexity, compared with a unigram and the model before."""
     if "perplexity" not in values:
         return (
             "The perplexity was not measured. Pass --validation_file, or a part of the text with --split 'train[:90%]' "

@@ -102,7 +102,7 @@ def main(arguments: list[str] | None = None) -> dict[str, Any]:
 
 
 def best_sense_layer(result: dict[str, Any]) -> str:
-    """The best row of the table in its last column, beside the baselines."""
+    """The best row of the table in its last column, compared with the baselines."""
     measure, scores = list(sense_scores(result).items())[-1]
     baselines = {name: scores[name] for name in BASELINES if name in scores}
     name, score = max((row for row in scores.items() if row[0] not in baselines), key=lambda row: row[1])

@@ -81,7 +81,7 @@ def test_a_second_text_is_not_dropped_without_a_word(read_rows, capsys, columns,
 
 def test_a_second_text_that_begins_later_is_refused(read_rows):
     rows = [{"text": "a", "label": 1}, {"text": "b", "text_pair": "c", "label": 0}]
-    with refused("line 2: `text_pair` is 'c'; it must be in the first row, too"):
+    with refused("line 2: `text_pair` is 'c'; it must be in the first row as well"):
         read_rows(rows)
     rows[1]["text_pair"] = None
     assert read_rows(rows)["text"][:] == ["a", "b"]

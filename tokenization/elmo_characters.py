@@ -379,7 +379,7 @@ def most_frequent_words(counts: Mapping[str, int], vocab_size: int | None = None
 
 
 def is_text_word(word: str) -> bool:
-    """Whether a vocabulary can have the word beside the special ones."""
+    """Whether a vocabulary can have the word in addition to the special ones."""
     return word not in NO_TEXT_WORDS and not word.startswith(CONTINUATION) and not SURROGATES.search(word)
 
 

@@ -128,7 +128,7 @@ class ELMoTokenizer(TokenizersBackend):
             vectors such as GloVe. This applies to encodings, not to `convert_tokens_to_ids`.
         plain_signs: whether words are looked up with plain signs, as models know them that have read no others: `won’t`
             as `won't`, “ as ", — as --, … as ..., and letters that are written in parts as one (NFC). The text, its
-            words and their offsets stay. This applies to encodings, too.
+            words and their offsets stay. This also applies to encodings.
     """
 
     vocab_files_names = {"vocab_file": "vocab.txt", "tokenizer_file": "tokenizer.json"}

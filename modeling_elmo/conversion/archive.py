@@ -93,7 +93,7 @@ class AllenNLPArchive(Checkpoint):
     def find(
         cls, scratch: Path, weights: str | Path, options: str | Path | None = None, bilm: str | None = None
     ) -> "AllenNLPArchive":
-        """A folder or archive, or only its file of weights, with what is beside it."""
+        """A folder or archive, or only its file of weights, with what is next to it."""
         place = folder = files.fetch(weights, scratch)
         is_finished = place.is_dir() and not files.search(place, STATE_FILES)
         if is_finished and (archive := files.search(place, (WHOLE_ARCHIVE,))):

@@ -202,7 +202,7 @@ def staged(target: Path) -> Iterator[Path]:
     """A path for a new file or folder, which replaces `target` after success and is deleted after an error.
 
     A file replaces an older file, a folder an empty folder, also behind a link. A device or a pipe is never replaced:
-    the content of the file is written into it. SIGTERM deletes the new file or folder, too, and ends the process.
+    the content of the file is written into it. SIGTERM also deletes the new file or folder, and ends the process.
     """
     is_stream = target.exists() and not (target.is_file() or target.is_dir())
     target = target.resolve() if target.is_dir() else target

@@ -68,7 +68,7 @@ class BiLM(NamedTuple):
 
 
 def named_arrays(content: Any, beginning: str = "", depth: int = DEEPEST) -> Iterable[tuple[str, Tensor]]:
-    """The arrays of a dictionary, also of those in it: some programs save a state beside the number of a step."""
+    """The arrays of a dictionary, also of those in it: some programs save a state and the number of a step."""
     if not isinstance(content, dict) or not depth:
         return
     for name, item in content.items():
@@ -120,7 +120,7 @@ def find_bilms(state: State, weights: Path) -> list[BiLM]:
 
 
 def lstm_of(characters: str, state: State, weights: Path) -> str | None:
-    """The LSTM that reads the words of a character encoder: the nearest with a projection, or else one beside it.
+    """The LSTM that reads the words of a character encoder: the nearest with a projection, or else one next to it.
 
     Networks of tasks have LSTMs with these names, but without a projection.
     """
@@ -177,7 +177,7 @@ def are_equal(first: State, second: State) -> bool:
 def missing_part(state: State) -> str:
     """The part of a biLM without which there is none."""
     if tables := beginnings(state, CHARACTER_ARRAY):
-        return f"{tables[0]}{CHARACTER_ARRAY} has no LSTM with {FIRST_LAYER} beside it"
+        return f"{tables[0]}{CHARACTER_ARRAY} has no LSTM with {FIRST_LAYER} next to it"
     if lstms := beginnings(state, FIRST_PROJECTION):
         return f"{lstms[0]}{FIRST_PROJECTION} is in an LSTM of this kind, but no array is named {CHARACTER_ARRAY}"
     return f"no array is named {CHARACTER_ARRAY}"

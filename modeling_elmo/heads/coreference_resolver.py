@@ -47,7 +47,7 @@ class ELMoForCoreferenceResolution(ELMoTaskModel):
     vectors nor characters of its own, of the biLSTM's outputs. The biLSTM is an ordinary one: the published cell ties
     its input and forget gate and drops out its state.
 
-    With `config.train_singletons`, mentions without an antecedent are learned and found, too.
+    With `config.train_singletons`, mentions without an antecedent are also learned and found.
     """
 
     custom_pipelines = {

@@ -178,7 +178,7 @@ class ELMoForSemanticRoleLabeling(ELMoTaskModel):
         texts: Texts,
         output_NE: Tensor | None,
     ) -> Tensor:
-        """A linear layer on the words themselves, or on their encoder's output with ELMo beside it.
+        """A linear layer on the words themselves, or on their encoder's output and ELMo.
 
         In float32 at least: losses and probabilities are not computed in half precision.
         """

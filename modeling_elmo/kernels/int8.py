@@ -88,7 +88,7 @@ class Int8Linear(nn.Module):
     bias: nn.Parameter | None
 
     def __init__(self, linear: nn.Linear):
-        """Room for the weight and the bias of `linear`. `from_linear` copies them, too."""
+        """Room for the weight and the bias of `linear`. `from_linear` also copies them."""
         super().__init__()
         self.in_features, self.out_features = linear.in_features, linear.out_features
         self.weight = nn.Parameter(torch.empty_like(linear.weight, dtype=torch.int8), requires_grad=False)

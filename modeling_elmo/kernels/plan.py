@@ -54,7 +54,7 @@ def elmo_backend(name: str) -> Iterator[None]:
     """Forces a backend inside the block.
 
     - `"reference"`: the definition, plain PyTorch with autograd. It needs the least memory: no second copy of a weight.
-    - `"int8"`: linear layers in 8 bits, on CPU, without gradients. Float weights are kept, too: a trial of `quantize`.
+    - `"int8"`: linear layers in 8 bits, on CPU, without gradients. It keeps the float weights: a trial of `quantize`.
     - `"trial"`: on CUDA, the newest kernels, which no card has confirmed yet. Compare their numbers with the default's.
 
     By default, the fastest kernel computes that is possible for a device, a dtype, and what is asked for. Tangents,

@@ -53,7 +53,7 @@ class GPUReportArguments:
     device: str = option("cuda", "Device: cuda, or cpu for a trial of this program at tiny sizes.")
     seconds: float = option(225.0, "Time after which no further case begins.")
     against: str | None = option(None, "Folder of another clone, to compare in inference.")
-    output: str = option("build/gpu.json", "JSON file for all figures; the tables are beside it, in a file *.md.")
+    output: str = option("build/gpu.json", "JSON file for all figures; the tables are next to it, in a file *.md.")
 
     def __post_init__(self):
         if self.against and not Path(self.against, "modeling_elmo", "__init__.py").is_file():
@@ -136,7 +136,7 @@ def main(arguments: list[str] | None = None) -> dict[str, Any]:
 
 
 def compilations(to_measure: list[Case]) -> list[Case]:
-    """Of kernels that take seconds to compile, so that many processes do it at once, beside the tests."""
+    """Of kernels that take seconds to compile, so that many processes do it at once, during the tests."""
     kernels = []
     for case in to_measure:
         if {*case.get("implementations", ())} & {*kernels_in_one_launch()} and case["part"] == "layers":
@@ -244,7 +244,7 @@ def card_tests() -> dict[str, tuple[list[str], dict[str, str], float]]:
     return {
         "marked `gpu`": (["-m", "gpu", *marked], {}, 30),
         "kernels in triton": (["-m", "slow or not slow", "-k", "not compile", *kernels], {}, 40),
-        "every model beside the CPU": (
+        "every model compared with the CPU": (
             ["-m", "slow", str(folder / "test_devices.py")],
             {"ELMO_TEST_DEVICE": "cuda"},
             80,

@@ -85,7 +85,7 @@ def read_result(folder: Path, name: str) -> JsonObject:
 def write_card(folder: Path, name: str, template: str, metadata: CardValues, values: CardValues) -> Path:
     """Renders a template of `model_cards/` to README.md in the folder of a checkpoint, and returns its path.
 
-    The Hub gets `metadata` beside the stated facts, and the template `values` beside `name` and `facts`.
+    The Hub gets `metadata` with the stated facts, and the template `values` with `name` and `facts`.
     """
     facts = read_result(folder, "card")
     language, *_ = facts.get("language") or ["en"]

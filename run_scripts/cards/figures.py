@@ -358,7 +358,7 @@ def draw_change(
     random: Mapping[str, np.ndarray] | None = None,
     typical: Mapping[str, Sequence[tuple[int, str]]] | None = None,
 ):
-    """Distances between groups of uses beside random splits and control words, and the map of all uses.
+    """Distances between groups of uses compared with random splits and control words, and the map of all uses.
 
     A single pair has the distribution of random splits; several pairs have its range. On the map, groups have colors
     from dark to light, and numbers of typical uses, which are named below.
@@ -479,7 +479,7 @@ def draw_ranges(axis, distances: Sequence[Mapping[str, Any]], vertical: bool):
 
 @picture
 def draw_ranking(ranking: Sequence[Mapping[str, Any]]):
-    """The PRT of many words, beside the range of random splits and control words; a panel for each pair of groups.
+    """The PRT of many words, compared with the range of random splits and control words; a panel for each pair of groups.
 
     Args:
         ranking: pairs of groups, each with its words by decreasing change.

@@ -46,7 +46,7 @@ NAME_IN_EXAMPLE = re.compile(r"^name = ['\"](.+)['\"]  # path of this folder.*$"
 
 
 def outputs_of(model, tokenizer, texts: list[str]) -> dict[str, torch.Tensor]:
-    """The layers, logits and losses of a model of any of our classes. The clean process runs this source, too."""
+    """The layers, logits and losses of a model of any of our classes. The clean process also runs this source."""
     kind = type(model).__name__
     is_pair = kind == "ELMoForQuestionAnswering" or "Sequence" in kind and model.config.classifier == "esim"
     others = texts[::-1] if is_pair else None

@@ -277,7 +277,7 @@ def error_name(row: JsonObject) -> str:
 
 
 def finding(metrics: JsonObject, metric: str, place: str) -> str:
-    """The score of a task in words, beside that of the most frequent label, and the classes that are never right."""
+    """The score of a task in words, with the score of the most frequent label, and the classes that are never right."""
     sentence = f"On {place}, {spaced(metric)} is {format_score(metrics[metric], metric)}"
     classes = {name: rates for name, rates in class_rates(metrics).items() if rates.get("number")}
     if metric == "accuracy" and classes:
@@ -292,7 +292,7 @@ def finding(metrics: JsonObject, metric: str, place: str) -> str:
 
 
 def comparison(records: RunRecords) -> str:
-    """The mean score of the best arm on the last split, beside that of its baseline; or of two arms."""
+    """The mean score of the best arm on the last split, compared with its baseline; or of two arms."""
     *_, split = splits_of(records)
     metric = records[0]["metric"]
     arms = {arm: scores_on(runs, split, metric) for arm, runs in by_arm(records).items()}

@@ -1,4 +1,4 @@
-"""One page with the results of a plan: tables and figures like the paper's, with the paper's lines beside ours."""
+"""One page with the results of a plan: tables and figures like the paper's, with the paper's lines next to ours."""
 
 import math
 import re
@@ -59,7 +59,7 @@ BySeed = dict[int, Any]  # values of the runs of an arm
 
 
 def paper_page(plan: PlanEntries, output: Path, others: Sequence[Path] = ()) -> str:
-    """The page of all experiments that have results. The picture of the layer weights is written beside it.
+    """The page of all experiments that have results. The picture of the layer weights is written next to it.
 
     `output` has a folder for each experiment; so have `others`, of other biLMs, for more columns of Table 1.
     """

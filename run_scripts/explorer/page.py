@@ -325,7 +325,7 @@ def note(text: str) -> str:
 
 
 def folded(lines: Iterable[tuple[Sequence[str], str]], chosen: int = 0) -> str:
-    """What is shown below the words of each line; after the first lines it is closed, but for the chosen line."""
+    """What is shown below the words of each line; after the first lines it is closed, except for the chosen line."""
     shown = ""
     for number, (words, part) in enumerate(lines):
         is_open = number < OPEN_LINES or number == chosen

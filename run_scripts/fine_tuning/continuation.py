@@ -100,7 +100,7 @@ class Continuation(NamedTuple):
             return tokenizer
         config = self.saved.config
         if config.word_embedding_size or not config.task_word_embedding_size:
-            reason = "its biLM has word vectors, too" if config.word_embedding_size else "it has no word vectors"
+            reason = "its biLM also has word vectors" if config.word_embedding_size else "it has no word vectors"
             raise ValueError(f"--new_words add: {self.saved.name} learns no new words, because {reason}; leave it out.")
         texts = (map(tokenizer.word_table.looked_up, words) for words in task.words(task.data["train"], tokenizer))
         frequent = task_vocabulary(texts, head.word_min_count)

@@ -254,7 +254,7 @@ def class_name(
 
 
 def training_labels(splits: DatasetDict, column: str, ignored: Iterable[str] = ()) -> list[str]:
-    """The labels or tags of the training data but for the ignored ones, sorted, with `O` first."""
+    """The labels or tags of the training data without the ignored ones, sorted, with `O` first."""
     if "train" not in splits:
         raise ValueError(f"The labels come from the split 'train', but there are only {list(splits)}; pass it too.")
     labels = sorted({name for _, name in row_labels(splits["train"], column)}.difference(ignored))

@@ -235,7 +235,7 @@ class ForecastLine(TrainerCallback):
 
 
 class LogLines(ProgressCallback):
-    """Trainer's progress with its log as text, and the loss beside the steps."""
+    """Trainer's progress with its log as text, and the loss next to the steps."""
 
     def on_log(self, args, state, control, logs, **kwargs):
         if self.training_bar is not None:

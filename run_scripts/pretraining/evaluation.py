@@ -85,7 +85,7 @@ def evaluate(
     """Perplexity over the batches of all processes, in eval mode. A stream carries the states from batch to batch.
 
     Args:
-        log_frequencies_V: `(vocab_size,)` of the training text, for the unigram beside batches of sentences.
+        log_frequencies_V: `(vocab_size,)` of the training text, for the unigram, with batches of sentences.
     """
     was_training = model.training
     model.eval()

@@ -346,7 +346,7 @@ def option_words(options: Mapping[str, Any]) -> Iterator[str]:
 
 
 def given_options(*groups: Any, but: Iterable[str] = ()) -> list[str]:
-    """The words that repeat the options of dataclasses, but for defaults and for the names in `but`."""
+    """The words that repeat the options of dataclasses, except for defaults and for the names in `but`."""
     given = {}
     for group in groups:
         for item in fields(group):

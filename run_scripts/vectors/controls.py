@@ -1,4 +1,4 @@
-"""Change of words beside control words of like frequency, and which of the two tests to believe.
+"""Change of words compared with control words of like frequency, and which of the two tests to believe.
 
 Two groups of texts that differ in topic or genre differ in the uses of nearly every word, and a permutation test finds
 that. Control words show how much words of like frequency differ between the same groups (Dubossarsky et al. 2017,

@@ -69,7 +69,7 @@ class VectorBlock(NamedTuple):
 
 
 class EntryShape(NamedTuple):
-    """The shape of an entry but for its tokens; `layers` is `None` where an entry has one layer only."""
+    """The shape of an entry without its tokens; `layers` is `None` where an entry has one layer only."""
 
     layers: int | None
     dim: int

@@ -392,7 +392,7 @@ def _checked_texts(location: str, row: Mapping[str, Any], columns: dict[str, str
             texts[name] = row.get(column)
             check_cell(is_text(texts[name]), location, column, texts[name], "a non-empty text")
     if columns["text"] == "text" and "text_pair" not in columns:  # by default, the first row decides
-        check_cell(not row.get("text_pair"), location, "text_pair", row.get("text_pair"), "in the first row, too")
+        check_cell(not row.get("text_pair"), location, "text_pair", row.get("text_pair"), "in the first row as well")
     return texts
 
 

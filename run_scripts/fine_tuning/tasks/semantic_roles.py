@@ -565,6 +565,6 @@ def argument_rates(predicted: set, gold: set) -> Scores:
 
 
 def _numbered(predicates: Sequence[Sequence[str]], parts_of: Callable[[Sequence[str]], list]) -> set[tuple[int, Any]]:
-    """The number of each predicate with each part of its tags, but for the predicate itself and words outside."""
+    """The number of each predicate with each part of its tags, except the predicate itself and words outside."""
     parts = _numbered_elements(map(parts_of, predicates))
     return {(number, part) for number, part in parts if part[0] not in ("", *PREDICATE_ROLES)}
