@@ -42,7 +42,7 @@ class TaskRNN(nn.Module):
 
     Args:
         hidden_size: width of one direction. `output_size` is twice this.
-        between_size: width of further vectors that the second layer reads in addition to the output of the first. 0: none.
+        between_size: width of further vectors that the second layer reads after the output of the first. 0: none.
     """
 
     cell: type[nn.LSTM] | type[nn.GRU]

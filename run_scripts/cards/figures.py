@@ -479,7 +479,7 @@ def draw_ranges(axis, distances: Sequence[Mapping[str, Any]], vertical: bool):
 
 @picture
 def draw_ranking(ranking: Sequence[Mapping[str, Any]]):
-    """The PRT of many words, compared with the range of random splits and control words; a panel for each pair of groups.
+    """The PRT of many words, with the range of random splits and control words; a panel for each pair of groups.
 
     Args:
         ranking: pairs of groups, each with its words by decreasing change.

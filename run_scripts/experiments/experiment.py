@@ -170,7 +170,7 @@ def check_options(task: Task, head: HeadArguments, arguments: ExperimentArgument
 
 
 def is_same_model(begun: JsonObject, settings: JsonObject) -> bool:
-    """Whether the settings are equal except for names of files, whose digests count, and those that a baseline ignores."""
+    """Whether the settings are equal, except names of files, whose digests count, and those that a baseline ignores."""
     ignored = FILE_SETTINGS if settings["use_elmo"] else FILE_SETTINGS + ELMO_SETTINGS
     return not different_settings(begun, settings, ignored)
 
