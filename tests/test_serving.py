@@ -2,6 +2,7 @@
 
 import importlib.util
 import re
+import runpy
 import shutil
 import subprocess
 from concurrent.futures import ThreadPoolExecutor
@@ -12,7 +13,7 @@ import torch
 from bilm_models import make_tokenizer, save, tiny_model
 from clean_python import ROOT, new_environment, run
 
-from modeling_elmo import ELMoModel, ELMoTokenizer
+from modeling_elmo import ELMoForTokenClassification, ELMoModel, ELMoTokenizer
 
 SERVING = ROOT / "docs" / "serving"
 TEXTS = ["They play chess.", "A naïve (Zürich) «ægithales» 밥!", "play", " ".join(["He said it again."] * 40)]
@@ -77,6 +78,28 @@ def test_the_image_has_the_tested_versions():
     pinned = {*re.findall(r"\w+==[\d.]+", (SERVING / "Dockerfile").read_text())}
     tested = {line.split(";")[0].strip() for line in (ROOT / "constraints.txt").read_text().splitlines()}
     assert {pin for pin in pinned if pin.startswith(("torch", "transformers"))} == pinned & tested and len(pinned) == 4
+
+
+def test_the_lines_for_a_tagger(tmp_path, monkeypatch):
+    """Its word vectors, and so its vocabulary, are in lower case."""
+    pytest.importorskip("fastapi")
+    page = (ROOT / "docs" / "deployment.md").read_text("utf-8")
+    imported, loaded, *last = re.search("A tagger needs .*?```py\n(.*?)```", page, re.DOTALL)[1].strip().split("\n\n")
+    code = (SERVING / "server.py").read_text("utf-8")
+    code = re.sub("tokenizer = .*\nmodel = .*", loaded, code.replace("from transformers import AutoModel", imported))
+    code = code.partition("    inputs = ")[0] + "".join(f"    {line}\n" for line in last[0].splitlines())
+    (tmp_path / "server.py").write_text(code.replace("pipeline, AutoTokenizer", "pipeline"), "utf-8")
+    tokenizer = make_tokenizer("barack", lowercase_unknown=True)
+    options = {"word_embedding_size": 4, "id2label": {0: "O", 1: "B-PER"}}
+    model = tiny_model(ELMoForTokenClassification, vocab_size=len(tokenizer), **options)
+    with torch.no_grad():
+        model.classifier.bias[1] = 100.0  # every word is an entity
+    save(tmp_path / "model", model, tokenizer)
+    monkeypatch.setenv("MODEL", str(tmp_path / "model"))
+    server = runpy.run_path(str(tmp_path / "server.py"))
+    found = server["vectors"]("Barack came.")["entities"]
+    assert [entity["word"] for entity in found] == ["Barack", "came", "."]
+    assert all(isinstance(entity["score"], float) for entity in found)
 
 
 @pytest.mark.slow
