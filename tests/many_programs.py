@@ -179,7 +179,7 @@ def with_bfloat16():
 
 
 def broken(module, change, folder, monkeypatch):
-    """A module anew from its source, with `change(source)` in place of its source."""
+    """A module loaded again from its source, with `change(source)` in place of its source."""
     source = inspect.getsource(module)
     changed = change(source)
     assert changed != source

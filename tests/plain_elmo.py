@@ -21,7 +21,7 @@ class PlainELMo:
     def __call__(self, words, ids=None):
         """Layers of one sequence `words` (time, max_word_length): `(layers + 1, time, 2 * projection_size)`.
 
-        `ids` (time,) are of words with vectors of their own.
+        `ids` (time,) belong to words with vectors of their own.
         """
         ids = [None] * len(words) if ids is None else ids
         tokens = np.stack([self.token(*pair) for pair in zip(words, ids, strict=True)])

@@ -116,7 +116,7 @@ def test_bad_input(vocab, tmp_path, monkeypatch, options, message):
 
 
 def test_words_that_do_not_fit_in_a_line_are_counted_as_unknown(vocab, tmp_path):
-    """But a text with no other words is refused."""
+    """But a text with no other words raises an error."""
     (tmp_path / "a.jsonl").write_text(json.dumps({"text": ["a", "", "x\ny", "b"]}), "utf-8")
     report = build(vocab, "--train_file", tmp_path / "a.jsonl")
     assert (report["words"], report["coverage"], report["vocab_size"]) == (4, 0.5, 6)

@@ -1,4 +1,4 @@
-"""The configuration: every field is checked and read, and misspelt names are refused."""
+"""The configuration: every field is checked and read, and misspelled names raise an error."""
 
 import json
 import re

@@ -311,7 +311,7 @@ def test_no_program_is_forgotten():
 
 @pytest.mark.parametrize("door", DOORS)
 def test_what_ends_a_line_and_what_is_no_text(tmp_path, door):
-    """Files of old Macs and of Windows are read as those of Unix; UTF-16 is refused, with its mark and without it."""
+    """Files of old Macs and of Windows are read as those of Unix; UTF-16 is an error, with its mark and without it."""
     suffix, text, read = DOORS[door]
     found = {}
     for name, end in (("unix", "\n"), ("windows", "\r\n"), ("mac", "\r")):

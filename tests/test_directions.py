@@ -1,4 +1,4 @@
-"""Both directions at once: values, gradients and counts are those of one direction after the other."""
+"""Both directions at once: values, gradients and counts equal one direction after the other."""
 
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext

@@ -1,4 +1,4 @@
-"""Alphabets, the word table, vocabularies, and batches: what is refused, and the lengths of truncated pairs.
+"""Alphabets, the word table, vocabularies, and batches: what raises an error, and the lengths of truncated pairs.
 
 `test_tokenization_elmo.py` tests the encodings.
 """

@@ -495,7 +495,7 @@ def test_blocks_reach_the_disk_before_the_progress_says_so(embedded, monkeypatch
 
 @pytest.mark.parametrize("name", ["v.hdf5", "v.parquet"])
 def test_a_full_disk(name, embedded, tmp_path, monkeypatch):
-    """The error names the file, and the same command goes on."""
+    """The error names the file, and the same command continues."""
     expected = embedded(f"whole.{name}", batch_tokens=4).read_bytes()
     savez, calls = np.savez, count()
 

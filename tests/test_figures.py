@@ -170,7 +170,7 @@ def test_without_matplotlib_a_warning_names_the_picture(name, tmp_path, monkeypa
 
 @pytest.mark.parametrize("large, panels", [(math.inf, 1), (math.nan, 1), (1e300, 2)])
 def test_picture_of_a_diverged_or_empty_run(large, panels, figures, tmp_path, caplog):
-    """Points that are no numbers are left out; a panel without points, too."""
+    """Points that are not numbers are left out, and so is a panel without points."""
     diverged = [{"step": step, "perplexity": large, "forward": large, "backward": large} for step in (0, 100)]
     assert draw_curve([{**RUN, "log": [*diverged, *STEPS]}], SAMPLED, tmp_path / "a.png") is True
     assert len(figures[0].axes) == panels

@@ -1,4 +1,4 @@
-"""Cards of heads, compared as a whole with those in `fixtures/cards`; after a change of a template, write them anew.
+"""Cards of heads, compared as a whole with those in `fixtures/cards`; after a change of a template, write them again.
 
 Tests of the programs that fine-tune read the cards of real runs.
 """

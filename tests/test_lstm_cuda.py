@@ -363,7 +363,7 @@ def test_mistakes_between_programs_are_found(mistake, monkeypatch, tmp_path, req
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
 @interpreted
 def test_half_precision(dtype, grouped, monkeypatch):
-    """Errors are those of the steps, which keep the values of gates in float32."""
+    """Errors equal the errors of the steps, which keep the values of gates in float32."""
     with_tiles(monkeypatch, SPLIT=2)
     case = 32, 16, [37, 20, 20, 1], 3.0
     expected = outcome_of_layer(StepArithmetic(), case, torch.float64)
@@ -374,7 +374,7 @@ def test_half_precision(dtype, grouped, monkeypatch):
 
 
 def test_a_model_runs_in_one_launch_for_each_layer(monkeypatch):
-    """Of both directions, or of one. A launch that is refused takes the steps, and says so."""
+    """In both directions, or in one. A launch that the driver refuses takes the steps, and says so."""
     launched = []
 
     def run(self, gates_KNG, *arguments):

@@ -497,7 +497,7 @@ def test_an_empty_batch_gives_empty_vectors(rows, time):
 
 
 def test_torch_compile_leaves_the_bilm_to_its_kernels():
-    """No shape is compiled, so none is compiled again; the vectors have the same bits."""
+    """No shape is compiled, so none is compiled again; the vectors are identical bit for bit."""
     graphs, model = [], make_model()
     compiled = torch.compile(model, backend=lambda graph, _: graphs.append(graph) or graph.forward)
     for lengths in ([3, 2], [5, 1, 4], [1], [7, 7]):

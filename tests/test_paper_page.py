@@ -59,7 +59,7 @@ def write_arms(folder: Path, arms: dict[str, list[float]], curves=CURVES, **more
 def test_a_page_with_gaps(tmp_path):
     """Scores are compared over the seeds of both arms; an arm or a biLM without runs has no figure.
 
-    In the golden file, 5.0 points of `tags_after` are those of one seed, the error reduction of NER is the paper's
+    In the golden file, 5.0 points of `tags_after` come from one seed, the error reduction of NER is the paper's
     21 %, `both` has the opposite sign of the paper's, `perfect` has no errors to reduce, the weights of `top` were not
     learned, and ELMo never reaches the baseline of `alone`.
     """

@@ -57,7 +57,7 @@ def test_a_processor_without_bfloat16_is_named(instructions, monkeypatch, caplog
 
 
 def replica_of(network: nn.Module) -> nn.Module:
-    """What `torch.nn.parallel.replicate` makes for a device: modules with plain tensors in the place of parameters."""
+    """What `torch.nn.parallel.replicate` makes for a device: modules with plain tensors instead of parameters."""
     modules = list(network.modules())
     replicas = {module: module._replicate_for_data_parallel() for module in modules}
     for module, replica in replicas.items():

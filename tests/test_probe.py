@@ -48,7 +48,7 @@ def options(files) -> list[str]:
 
 
 def test_the_classifier_minimizes_the_penalized_likelihood():
-    """scikit-learn's objective, written down and minimized by scipy; the penalty is of the weights, not of the bias."""
+    """scikit-learn's objective, written down and minimized by scipy; the penalty is on the weights, not on the bias."""
     draw = np.random.default_rng(0)
     vectors = draw.normal(3, 2, size=(90, 4))
     classes = (vectors @ draw.normal(size=(4, 3)) + draw.normal(size=(90, 3))).argmax(1)
@@ -74,7 +74,7 @@ def test_most_frequent_tags():
 
 
 def test_each_layer_of_a_model(folder, files, tmp_path, capsys):
-    """Accuracy by layer equals that of a classifier of vectors that the model computes a sentence at a time."""
+    """Accuracy by layer equals a classifier's on vectors that the model computes a sentence at a time."""
     output = tmp_path / "results" / "probe.json"
     found = probe.main(["--model", str(folder), *options(files), "--output", str(output)])
     assert read_json(output) == found

@@ -79,7 +79,7 @@ def test_blocks_run_and_print_what_they_show(clone, name, outputs):
 
 @pytest.mark.slow
 def test_the_first_example_runs_from_an_archive(tmp_path):
-    """An archive of a forge, or a clone on Windows, has the text of a link in the place of its file."""
+    """An archive of a forge, or a clone on Windows, has the text of a link instead of its file."""
     code, printed = re.search("```python\n(.*?)```\n\n```text\n(.*?)```", DOCUMENTS["README.md"], re.DOTALL).groups()
     folder = Path("model_cards", re.search("model_cards/([\\w-]+)", code)[1])
     shutil.copytree(ROOT / folder, tmp_path / folder, symlinks=True)
@@ -153,7 +153,7 @@ def test_korean_readme_has_the_same_commands_figures_and_links():
 
 
 def test_scores_of_tasks_are_those_of_the_results():
-    """The scores in the README, with and without ELMo, are those of Table 1 in RESULTS.md, rounded."""
+    """The scores in the README, with and without ELMo, equal Table 1 in RESULTS.md, rounded."""
     table = DOCUMENTS["docs/RESULTS.md"].partition("begin -->")[2].partition("<!-- ")[0]
     measured = [
         [float(number) for number in re.findall(SCORE, row)[:4]] for row in re.findall(r"^\| .*± .*", table, re.M)

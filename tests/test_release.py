@@ -109,7 +109,7 @@ BINARY = (".safetensors", ".hdf5", ".pkl", ".gz", ".zip", ".png", ".index", ".da
 
 @pytest.mark.skipif(not (ROOT / ".git").exists(), reason="this is not a clone")
 def test_git_changes_no_byte_of_a_file():
-    """Windows gets the same line ends, and weights are not text; `eolinfo` is that of the index, and of the disk."""
+    """Windows gets the same line ends, and weights are not text; `eolinfo` describes the index and the disk."""
     command = ["git", "ls-files", "--eol"]
     listed = subprocess.run(command, cwd=ROOT, stdout=subprocess.PIPE, text=True, check=True).stdout.splitlines()
     for info, name in (line.split("\t") for line in listed):

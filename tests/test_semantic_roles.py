@@ -159,7 +159,7 @@ def test_the_format_of_another_ending(tmp_path):
 
 
 def test_a_lemma_beside_a_later_word(tmp_path):
-    """The predicate's first word is marked, and the tag is that of the word with the lemma."""
+    """The predicate's first word is marked, and the word with the lemma gives the tag."""
     text = "a	0	x	XX	-	-	(V*)\na	1	-	HYPH	-	-	*\na	2	rays	NNS	xray	xray.01	(C-V*)\n"
     (row,) = read(tmp_path / "a.tsv", text)
     assert (row["predicate_index"], row["predicate_lemma"], row["predicate_kind"]) == ([0], ["xray"], ["noun"])

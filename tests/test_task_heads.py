@@ -521,7 +521,7 @@ LABELED = {name: head for name, head in HEADS.items() if head[0] in AUTO_CLASSES
 
 @pytest.mark.parametrize("cls, options", LABELED.values(), ids=LABELED)
 def test_chosen_labels_keep_their_weights(cls, options, tmp_path, warnings_of_transformers):
-    """New rows, and in a CRF new columns, are those of a new head."""
+    """New rows, and in a CRF new columns, are as in a new head."""
     model = stirred(make_model(cls, **options, id2label=dict(enumerate(["O", "B-X", "I-X"]))))
     before = {name: value.clone() for name, value in model.state_dict().items()}
     model.save_pretrained(tmp_path)

@@ -1,4 +1,4 @@
-"""The notebooks of docs/ run, print what is stored in them, and are fit for a web page. `make tour` stores it anew."""
+"""The notebooks of docs/ run, print what is stored in them, and are fit for a web page. `make tour` stores it again."""
 
 import os
 import re

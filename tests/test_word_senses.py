@@ -297,7 +297,7 @@ def test_broken_annotations(tmp_path):
 
 
 def test_ids_of_joined_files(tmp_path):
-    """What says something else than an earlier line is refused; what says the same passes."""
+    """What contradicts an earlier line raises an error; what repeats it passes."""
     text, keys = written(tmp_path / "a.data.xml", f"<corpus>{ONE}{ONE}</corpus>"), tmp_path / "a.gold.key.txt"
     for lines, message in (
         ("d0 play%1\nd0 play%2\n", r"a\.gold\.key\.txt, line 2: line 1 gives play%1 to the instance d0; give each"),
