@@ -36,7 +36,7 @@ sdk_version: {gradio}
 app_file: app.py
 {models}---
 
-What ELMo models know of words and sentences: {names}. `elmo explore --space` of
+What ELMo models know about words and sentences: {names}. `elmo explore --space` of
 [modeling_elmo](https://pypi.org/project/modeling-elmo) wrote this Space.
 """
 APP = '''"""The explorer of ELMo models."""

@@ -26,7 +26,7 @@ PROGRAMS = {
     "neighbors": ("nearest_neighbors", "find the most similar uses of a word"),
     "explore": ("explore", "look at models in the browser: uses, expected words, heads"),
     "senses": ("word_senses", "measure how well each layer separates word senses"),
-    "probe": ("probe", "measure what each layer knows of parts of speech and other tags"),
+    "probe": ("probe", "measure what each layer knows about parts of speech and other tags"),
     "convert": ("convert_checkpoint", "convert a published checkpoint to a Hugging Face folder, or back"),
     "export": ("export", "export a model to ONNX, or to an exported program of torch"),
     "push": ("push_to_hub", "check a checkpoint and upload it to the Hub"),

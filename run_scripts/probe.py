@@ -1,4 +1,4 @@
-"""Measures what each layer knows of the tags of words, such as parts of speech: the paper's Table 6.
+"""Measures what each layer knows about the tags of words, such as parts of speech: the paper's Table 6.
 
     elmo probe --model elmo --train_file train.conllu --test_file test.conllu --output results/probe.json
 

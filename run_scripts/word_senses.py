@@ -1,4 +1,4 @@
-"""Measures what each layer knows of word senses: the paper's Table 5, on text annotated like SemCor.
+"""Measures what each layer knows about word senses: the paper's Table 5, on text annotated like SemCor.
 
     elmo senses --model elmo --train_file train.data.xml --test_file test.data.xml --sense_inventory inventory.tsv \\
         --lemma play --output results/word_senses.json
