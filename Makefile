@@ -63,7 +63,7 @@ docs: $(VENV)/.docs  ## the API reference, from the docstrings: build/docs/index
 tour: $(VENV)/.dev  ## run the notebooks of docs/ again and store their outputs (minutes)
 	HF_HUB_OFFLINE=1 $(BIN)/python tests/test_tour.py
 
-checkpoints: $(VENV)/.demo  ## write the table of docs/CHECKPOINTS.md from the catalogue
+checkpoints: $(VENV)/.demo  ## write the table of docs/CHECKPOINTS.md from the catalog
 	$(BIN)/python .ci/write_checkpoints
 
 wheel: $(VENV)/.demo  ## dist/modeling_elmo-*.whl

@@ -23,7 +23,7 @@ import torch
 
 from modeling_elmo import ELMoForPreTraining, ELMoModel
 from modeling_elmo.conversion.archive import AllenNLPArchive
-from modeling_elmo.conversion.catalogue import format_catalogue, published_checkpoints
+from modeling_elmo.conversion.catalog import format_catalog, published_checkpoints
 from modeling_elmo.conversion.files import check_empty, fetch, files_in, first_of, is_torch_file, staged
 from modeling_elmo.conversion.formats import Checkpoint
 from modeling_elmo.conversion.manylangs import ManyLangsCheckpoint, export_manylangs_checkpoint
@@ -80,7 +80,7 @@ class ListAction(Action):
     """Prints the published checkpoints and ends the program, as `--help` does."""
 
     def __call__(self, parser, namespace, values, option_string=None):
-        print(format_catalogue(published_checkpoints(" ".join(values))))
+        print(format_catalog(published_checkpoints(" ".join(values))))
         parser.exit()
 
 

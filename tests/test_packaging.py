@@ -24,7 +24,7 @@ from pathlib import Path
 import modeling_elmo, modeling_elmo.run_scripts, modeling_elmo.tokenization.tokenization_elmo as tokenization
 import modeling_elmo.run_scripts.program.command_line as command_line
 assert list((Path(modeling_elmo.run_scripts.__file__).parents[1] / "model_cards").glob("*.md"))  # templates of cards
-from modeling_elmo.conversion.catalogue import published_checkpoints
+from modeling_elmo.conversion.catalog import published_checkpoints
 assert published_checkpoints()
 names = [modeling_elmo.ELMoConfig, modeling_elmo.ELMoModel, modeling_elmo.ELMoTokenizer]
 print(json.dumps({

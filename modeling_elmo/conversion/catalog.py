@@ -48,7 +48,7 @@ def published_checkpoints(words: str = "") -> list[PublishedCheckpoint]:
     return chosen
 
 
-def format_catalogue(checkpoints: list[PublishedCheckpoint]) -> str:
+def format_catalog(checkpoints: list[PublishedCheckpoint]) -> str:
     """A paragraph for each checkpoint."""
     paragraphs = []
     for row in checkpoints:

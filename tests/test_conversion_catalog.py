@@ -1,4 +1,4 @@
-"""The catalogue of published checkpoints: its rows, its print, and the same rows in CHECKPOINTS.md."""
+"""The catalog of published checkpoints: its rows, its print, and the same rows in CHECKPOINTS.md."""
 
 import runpy
 from urllib.parse import urlsplit
@@ -7,14 +7,14 @@ import pytest
 from errors import refused
 from places import ROOT
 
-from modeling_elmo.conversion.catalogue import published_checkpoints
+from modeling_elmo.conversion.catalog import published_checkpoints
 from modeling_elmo.run_scripts.convert_checkpoint import main
 
 FORMATS = {"HDF5", "ELMoForManyLangs", "TensorFlow checkpoint", "TensorFlow Hub module"}
 
 
 def test_the_page_is_what_make_checkpoints_writes():
-    """After a change of the catalogue, run `make checkpoints`."""
+    """After a change of the catalog, run `make checkpoints`."""
     page = runpy.run_path(str(ROOT / ".ci" / "write_checkpoints"))["page"]
     document = (ROOT / "docs" / "CHECKPOINTS.md").read_text("utf-8")
     assert page(document) == document
