@@ -202,10 +202,12 @@ def main(arguments: list[str] | None = None) -> dict[str, Any]:
         )
     if groups.group_by:
         return find_change(parsed, groups, text, model, tokenizer)
-    return find_neighbors(parsed, text, model, tokenizer)
+    return find_neighbors(parsed, groups, text, model, tokenizer)
 
 
-def find_neighbors(parsed: NeighborArguments, text: GroupedText, model, tokenizer) -> dict[str, Any]:
+def find_neighbors(
+    parsed: NeighborArguments, groups: GroupArguments, text: GroupedText, model, tokenizer
+) -> dict[str, Any]:
     """The nearest uses of some uses of the word."""
     word = str(parsed.word)
     collected = collect_uses(text.sentences(), [word])
@@ -246,7 +248,7 @@ def find_neighbors(parsed: NeighborArguments, text: GroupedText, model, tokenize
         write_json(output.with_suffix(".json"), result)
         write_uses(parsed, rows, unscaled)
         draw_map(vectors, colored, picture_path(output))
-    print_conclusion(how_alike(result, 1 - distance_within(vectors)), *next_neighbors_command(text, parsed))
+    print_conclusion(how_alike(result, 1 - distance_within(vectors)), *next_neighbors_command(text, parsed, groups))
     return result
 
 
@@ -259,11 +261,14 @@ def how_alike(result: Mapping[str, Any], random: float) -> str:
     return f"The shown neighbors have cosines from {range_of_cosines}; two random uses have {random:.2f} on average."
 
 
-def next_neighbors_command(text: GroupedText, parsed: NeighborArguments, *groups: Any) -> list[str]:
-    """The same command with clusters, or the explorer if they were found."""
-    if parsed.clusters is not None:
-        return ["elmo", "explore", parsed.model, "--corpus", *text.patterns]
-    return ["elmo", "neighbors", *text.patterns, *given_options(parsed, *groups), "--clusters"]
+def next_neighbors_command(text: GroupedText, parsed: NeighborArguments, groups: GroupArguments) -> list[str]:
+    """The same command with control words for groups, or with clusters; the explorer if there are both."""
+    words = ["elmo", "neighbors", *text.patterns, *given_options(parsed, groups)]
+    if groups.group_by is not None and not groups.num_controls and groups.control_words is None:
+        return [*words, "--controls", str(DEFAULT_CONTROLS)]
+    if parsed.clusters is None:
+        return [*words, "--clusters"]
+    return ["elmo", "explore", parsed.model, "--corpus", *text.patterns]
 
 
 def described_uses(

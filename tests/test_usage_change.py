@@ -153,7 +153,8 @@ def test_the_word_that_changes_is_found(run_change, table, tmp_path, capsys):
     (pair,) = found["house"]["pairs"]  # which is printed last
     prt = f"PRT is {pair['prt']['distance']:.3f}, in random splits {pair['prt']['random_mean']:.3f} on average"
     assert told == f"house differs most between 1850-1899 and 1900-1949: {prt} (p {pair['prt']['p']:.3f})."
-    assert {*following} >= {"elmo", "neighbors", str(table), "--word", "house", "--group_by", "--clusters"}
+    assert {*following} >= {"elmo", "neighbors", str(table), "--word", "house", "--group_by"}
+    assert following[-2:] == ["--controls", "100"]
     assert read_json(tmp_path / "play.json") == found["play"]
     assert (tmp_path / "play.png").read_bytes().startswith(b"\x89PNG")
 

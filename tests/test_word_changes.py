@@ -166,7 +166,8 @@ def test_given_controls(run, folder, capsys):
     (pair,) = found["pairs"]
     assert [*pair["prt"]["controls"]] == CONTROLS[:30] and pair["prt"]["rank"] == 1
     assert pair["prt"]["percentile"] == 100 and pair["conclusion"] == "changed"
-    assert "30 of 30" in capsys.readouterr().out
+    printed = capsys.readouterr().out
+    assert "30 of 30" in printed and conclusion(printed)[1][-1] == "--clusters"
 
 
 def test_too_few_controls_and_documents_are_told(run, folder, capsys):
