@@ -134,6 +134,13 @@ def test_links_lead_somewhere():
             assert not section or section in sections(target), f"{name}: {file}#{section}"
 
 
+def test_each_page_says_where_to_go_next():
+    pages = {name: text for name, text in DOCUMENTS.items() if name.startswith(("docs/", "README"))}
+    for name, text in pages.items():
+        last = text.rstrip("\n").rpartition("\n\n")[2]
+        assert last.startswith(("Next: ", "다음: ")) and 1 <= len(LINK.findall(last)) <= 3, f"{name}: {last}"
+
+
 def test_korean_readme_has_the_same_commands_figures_and_links():
     english = DOCUMENTS["README.md"]
     before, of_korean, after = re.split(r"(## 한국어.*?(?=\n## ))", DOCUMENTS["README.ko.md"], flags=re.DOTALL)
