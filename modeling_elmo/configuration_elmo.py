@@ -327,7 +327,7 @@ class ELMoConfig(PreTrainedConfig):
         return {**super().to_dict(), "hidden_size": self.hidden_size}
 
     def to_diff_dict(self) -> dict[str, Any]:
-        """What config.json has: all fields of a head, and those of a biLM without the defaults of heads."""
+        """What config.json has: all fields of a head, and the fields of a biLM without the defaults of heads."""
         values = super().to_diff_dict()
         if not self.architectures or not set(self.architectures) <= {*BILM_CLASSES, "ELMoForCausalLM"}:
             return values

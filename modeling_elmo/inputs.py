@@ -221,7 +221,7 @@ def states_of_rows(states: States, direction: int, rows_S: Tensor, ends: Sequenc
 
 
 def join_states(forward: list[Tensor], backward: list[Tensor]) -> States:
-    """`final_states` of a batch from those of each direction, `(batch, layers, width)`."""
+    """`final_states` of a batch from the states of each direction, `(batch, layers, width)`."""
     hidden, cell = (torch.stack(pair, dim=2) for pair in zip(forward, backward, strict=True))
     return hidden, cell
 

@@ -239,7 +239,7 @@ class ELMoSoftmax(nn.Module):
         return AdaptiveTargets(torch.where(clusters_N > 0, cutoffs[0] + clusters_N - 1, ranks_N), clusters)
 
     def _arranged_loss(self, hidden_NP: Tensor, targets: AdaptiveTargets, scale_N: Tensor) -> tuple[Tensor, Tensor]:
-        """Each rare word adds a loss in its cluster to that of the cluster in the head."""
+        """Each rare word adds a loss in its cluster to the loss of the cluster in the head."""
         head = self.adaptive.head
         loss, losses_N = cross_entropy(hidden_NP, head.weight, head.bias, targets.classes_N, scale_N)
         # An empty cluster takes part with a gradient of 0, because DistributedDataParallel waits for it.

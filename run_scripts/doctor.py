@@ -73,7 +73,7 @@ def machine_facts() -> dict[str, dict[str, str]]:
 
 
 def installed_version(package: str) -> str:
-    """The version of a package. That of torch has its build, such as `+cu132`, which the wheels of PyPI leave out."""
+    """The version of a package, of torch with its build, such as `+cu132`, which the wheels of PyPI leave out."""
     if package == "torch":
         return str(torch.__version__)
     for distribution in distributions(name=package):

@@ -2,7 +2,7 @@
 
     elmo pairs blimp.tsv.gz --model elmo --output results/minimal_pairs.json
 
-The table has the columns `good`, `bad` and, for groups, `phenomenon`, like those of BLiMP (Warstadt et al. 2020): "Who
+The table has the columns `good`, `bad` and, for groups, `phenomenon`, as in BLiMP (Warstadt et al. 2020): "Who
 should Derek hug after shocking Richard?" and "Who should Derek hug Richard after shocking?". A sentence has a forward
 and a backward probability; `both` is their product. Words outside the vocabulary are predicted as `<UNK>`; their share
 is printed.

@@ -126,7 +126,7 @@ def probe_layer(vectors: Mapping[str, np.ndarray], tags: WordTags, name: str = "
 
 
 def most_frequent_tags(words: WordTags, tags: WordTags) -> WordTags:
-    """The most frequent tag of each word in `train`, for all other splits. An unknown word has that of all words."""
+    """The most frequent tag of each word in `train`, for all other splits; unknown words have the commonest tag."""
     counts: dict[str, Counter[str]] = {}
     for word, tag in zip(chain.from_iterable(words["train"]), chain.from_iterable(tags["train"]), strict=True):
         counts.setdefault(word, Counter())[tag] += 1

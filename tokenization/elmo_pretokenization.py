@@ -245,7 +245,7 @@ class TextSplitter:
         return chunks if self.name == "whitespace" else list(chain.from_iterable(self._words_of_chunks(chunks)))
 
     def keys(self, chunks: list[str]) -> list[Any]:
-        """What the words of each chunk depend on: equal keys have equal words, those of `words_of_key`.
+        """What the words of each chunk depend on: equal keys have equal words, as in `words_of_key`.
 
         The rules read more than the chunk at both ends of the text, and where there is a period. To count keys, and to
         split each distinct one, is faster than to split all texts. Added tokens have no keys.

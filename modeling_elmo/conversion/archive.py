@@ -307,7 +307,7 @@ def check_precision(arrays: State, weights: Path):
 
 
 def check_bilm(arrays: State, weights: Path):
-    """Refuses arrays that are not those of ELMo, or whose sizes cannot be read."""
+    """Refuses arrays that an ELMo does not have, or whose sizes cannot be read."""
     if not any(name.startswith(f"{LSTM_PART}.backward") for name in arrays):
         raise ValueError(f"{weights} has only the forward direction of a biLM; ELMo needs both.")
     dimensions = {TABLE_OF_CHARACTERS: 2, f"{LSTM_PART}.{FIRST_LAYER}": 2}

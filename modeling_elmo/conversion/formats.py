@@ -89,7 +89,7 @@ def convert_checkpoint(
         weights: a folder, a `.zip` or `.tar.gz` archive, a file of weights, or `hf://user/repo[@revision]/path`.
         output_dir: new or empty folder. After an error it is unchanged.
         pre_tokenization: how the tokenizer splits raw text, see `ELMoTokenizer`. Default: as the released models.
-        options: those of the format's `find`, such as `options` and `vocabulary`; `elmo convert --help` describes them.
+        options: arguments of the format's `find`, such as `options` and `vocabulary`: see `elmo convert --help`.
     """
     output_dir = Path(output_dir)
     files.check_empty(output_dir)

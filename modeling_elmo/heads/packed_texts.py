@@ -82,11 +82,11 @@ class PackedTexts:
         self.tokens_N = numbers[positions_N]
 
     def pack(self, x_ND: Tensor) -> Tensor:
-        """The values of the texts' tokens, from those of all real tokens of the batch."""
+        """The values of the texts' tokens, from the values of all real tokens of the batch."""
         return x_ND.index_select(0, self.tokens_N)
 
     def unpack(self, x_ND: Tensor, num_tokens: int) -> Tensor:
-        """Values of the texts' tokens among those of all real tokens of the batch, `(num_tokens, width)`; else 0."""
+        """Values of the texts' tokens among all real tokens of the batch, `(num_tokens, width)`; else 0."""
         return x_ND.new_zeros(num_tokens, *x_ND.shape[1:]).index_copy(0, self.tokens_N, x_ND)
 
     def sum(self, x_ND: Tensor) -> Tensor:
@@ -172,7 +172,7 @@ class PackedTexts:
         return Places(flat_tokens.view_as(tokens_RL), to_device(mask_RL, device), inside_M)
 
     def join(self, groups: Iterable[tuple[Places, Tensor]]) -> Tensor:
-        """Packed values `(tokens, width)` from those of groups of texts, `(texts, length, width)`."""
+        """Packed values `(tokens, width)` from the values of groups of texts, `(texts, length, width)`."""
         places = []
         values = []
         for group, values_RLD in groups:

@@ -256,7 +256,7 @@ class ELMoTaskModel(ELMoPreTrainedModel):
 
     @classmethod
     def from_pretrained(cls, *args, output_loading_info: bool = False, **kwargs):
-        """As in transformers. `num_labels` or `id2label` may differ from those of a saved head: see `choose_labels`.
+        """As in transformers. `num_labels` or `id2label` may differ from a saved head: see `choose_labels`.
 
         Labels without names of their own take those of the head. With `ignore_mismatched_sizes`, all are new.
         """

@@ -195,7 +195,7 @@ def run_cells(plain: Callable[..., None], kernel: Any, *arguments: Any):
 def _launch(kernel: Any, tensors: Sequence[Tensor], clip: float | None):
     """A program for each sequence of each direction, and for each block of its cells.
 
-    Triton launches on the current device, which need not be that of the tensors.
+    Triton launches on the current device, which need not be the device of the tensors.
     """
     directions, sequences, width = tensors[-1].shape
     block = min(1024, triton.next_power_of_2(width))

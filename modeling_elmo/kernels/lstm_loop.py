@@ -113,7 +113,7 @@ class Arithmetic:
 
         Args:
             gates_KNG: may be written over.
-            weights: the prepared weight of the state, and that of the projection or `None`.
+            weights: the prepared weights of the state, and of the projection or `None`.
             outputs_KNP, cells_KNH: room for the results.
             keep: whether a backward pass follows.
 
@@ -152,8 +152,8 @@ class Arithmetic:
         """The loop over the steps from the last one to the first.
 
         Args:
-            grad_projected_KNP: the gradient of the outputs; it becomes that of the projection's results.
-            grad_cell_KSH: the gradient of the cells at the ends; it becomes that of the cells at the start.
+            grad_projected_KNP: the gradient of the outputs; it becomes the gradient of the projection's results.
+            grad_cell_KSH: the gradient of the cells at the ends; it becomes the gradient of the cells at the start.
             cell_KSH: the cells at the start.
 
         Returns:
@@ -368,7 +368,7 @@ def cell_backward(
     """The gradient of `cell_forward`.
 
     Args:
-        grad_cell_KSH: the gradient of the cells after the step; it becomes that of the cells before the step.
+        grad_cell_KSH: the gradient of the cells after the step; it becomes the gradient of the cells before it.
         grad_gates_KSG, raw_KSH: room for the gradient of the gates' sums, and for the state before its projection.
     """
     aten, width = torch.ops.aten, cells_KSH.shape[2]

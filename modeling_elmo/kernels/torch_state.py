@@ -171,7 +171,7 @@ def autocast_dtype(device: torch.device) -> torch.dtype | None:
 
 
 def product_dtype(tensor: Tensor) -> torch.dtype:
-    """The dtype of matrix products with a tensor: its own, or that of autocast."""
+    """The dtype of matrix products with a tensor: its own, or the dtype of autocast."""
     dtype = autocast_dtype(tensor.device)
     return tensor.dtype if dtype is None or tensor.dtype == torch.float64 else dtype
 

@@ -42,7 +42,7 @@ def errors_of(found: Outputs, expected: Outputs) -> dict[str, float]:
 
 
 def error_ratio(errors: dict[str, float], of_definition: dict[str, float]) -> float:
-    """The largest ratio of an error to that of the definition."""
+    """The largest ratio of an error to the definition's error."""
     least = max(LEAST_SHARE * max(of_definition.values()), torch.finfo(torch.float64).eps)
     return max(error / max(of_definition[name], least) for name, error in errors.items())
 

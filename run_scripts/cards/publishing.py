@@ -189,7 +189,7 @@ def verify(folder: Path, arguments: PushArguments) -> str:
     here = outputs_of(*load_published(arguments.model), TEXTS)
     difference, name = max((largest_difference(here[name], there[name]), name) for name in here)
     size = f"{difference:.1e} of the root mean square ({name})"
-    comparison = f"its outputs differ from those of {arguments.model} by at most {size}"
+    comparison = f"its outputs differ from the outputs of {arguments.model} by at most {size}"
     if difference > TOLERANCES[arguments.dtype]:
         raise OSError(f"{folder.name} gives other outputs when it is loaded without this package: {comparison}.")
     return f"A process without this package loads it and runs the card's example; {comparison}."

@@ -402,7 +402,7 @@ def is_member(record: RunRecord, arm: str, seed: int) -> bool:
 
 
 def known_records(folder: Path) -> Iterator[tuple[RunRecord, Path | None]]:
-    """The records below a folder: first those of models, with their folders, and then all that experiments keep."""
+    """The records below a folder: first of models, with their folders, and then all that experiments keep."""
     for path in files_named("record.json", folder):
         yield read_record(path), path.parent
     for path in files_named(RECORDS, folder):

@@ -250,7 +250,7 @@ def task_rows(entries: PlanEntries) -> Iterator[list[str]]:
 
 
 def arms_tables(entries: PlanEntries, output: Path) -> Iterator[str]:
-    """The scores of each arm, those of the paper below, and the pictures of Figure 1."""
+    """The scores of each arm, with the scores of the paper below, and the pictures of Figure 1."""
     for entry in entries:
         records = entry["results"]
         metric = records[0]["metric"]

@@ -39,7 +39,7 @@ def write_records(folder: Path, planned: JsonObject | None, results: Iterable[Ru
 
 
 def add_records(folder: Path, records: RunRecords):
-    """Adds the records of finished models in the order of the run. Those of other arms and seeds stay, after them."""
+    """Adds the records of finished models in the order of the run. Records of other arms and seeds stay, after them."""
     planned, before = read_records(folder)
     arms_and_seeds = {(record["arm"], record["seed"]) for record in records}
     others = [record for record in before if (record["arm"], record["seed"]) not in arms_and_seeds]

@@ -157,7 +157,7 @@ def add_uses_tab(page: gr.Blocks, bilms: list[OpenModel], corpus: Corpus | None)
         gr.Markdown(
             "How alike are the uses of a word? Each color is a cosine between two vectors: of the chosen word, and of "
             "the word above. The token layer does not read the context; the layers of the biLSTM do. Case counts: uses "
-            "of *play* are not those of *Play*."
+            "of *play* do not include *Play*."
         )
         text = text_box("Sentences, one a line", language_of(bilms[0], FIRST_SENTENCES))
         look = gr.Button("Look", variant="primary")

@@ -121,7 +121,7 @@ def split_lines(opened: OpenModel, text: str) -> list[list[str]]:
 
 
 def words_to_choose(opened: OpenModel, text: str) -> tuple[list[str], str]:
-    """The names of all words, and that of a word to begin with: the most frequent, and of these the longest."""
+    """The names of all words, and the name of a word to begin with: the most frequent, and of these the longest."""
     names = list(chain.from_iterable(named_words(opened, text)))
     counts = Counter(chain.from_iterable(split_lines(opened, text)))
     return names, max(counts, key=lambda word: (counts[word], len(word)))

@@ -112,7 +112,7 @@ class Continuation(NamedTuple):
     def model(
         self, task: Task, head: HeadArguments, tokenizer: ELMoTokenizer, vectors: WordVectors | None, seed: int
     ) -> ELMoTaskModel:
-        """The head. New labels, and new words without a vector in the file, begin as those of a new head."""
+        """The head. New labels, and new words without a vector in the file, begin as in a new head."""
         options = {"freeze_bilm": head.freeze_bilm}
         if task.label_column is not None and "id2label" in task.config:  # a regression has no labels
             options["id2label"] = task.config["id2label"]

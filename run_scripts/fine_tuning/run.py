@@ -90,7 +90,7 @@ def run_settings(task: Task, head: HeadArguments, training: TaskTrainingArgument
 
 
 def different_settings(before: dict[str, Any], now: dict[str, Any], may_change: Iterable[str] = ()) -> str:
-    """The settings that differ from those of now, as text: `name 1, now 2`. Empty if none does."""
+    """The settings that have changed, as text: `name 1, now 2`. Empty if none does."""
     changes = []
     for name in sorted({*before, *now} - {*may_change}):
         first = before.get(name)

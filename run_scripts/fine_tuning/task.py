@@ -150,7 +150,7 @@ class Task(ABC):
         return (record["predicted"] for record in predictions if "predicted" in record)
 
     def failure(self, predictions: Iterable[Record], scores: dict[str, Any]) -> str | None:
-        """What is wrong with a score that needs no learning: near 0, or that of a model that always says the same."""
+        """What is wrong with a score that needs no learning: near 0, or as of a model that always answers the same."""
         score = scores[self.metric]
         if 1 in (score, scores.get("accuracy")):
             return None

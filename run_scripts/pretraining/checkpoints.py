@@ -66,7 +66,7 @@ class Progress:
         return True
 
     def begin(self, settings: dict[str, Any], names_of_model: set[str]) -> dict[str, Any]:
-        """Takes note of the settings of a run that starts or resumes here, which cannot change those of the model."""
+        """Takes note of the settings of a run that starts or resumes here, which cannot change the model."""
         if self.settings is not None:
             of_model = {name: value for name, value in self.settings.items() if name in names_of_model}
             others = {name: value for name, value in settings.items() if name not in names_of_model}

@@ -102,7 +102,7 @@ class TextCounts:
         return Survey(self.lines, self.words.total(), self.longest, dict(lengths), dict(counts))
 
     def warn_of_rules(self, corpus: object, rules: str):
-        """Warns if other rules than those of a tokenizer have split the text."""
+        """Warns if other rules than a tokenizer's have split the text."""
         SplitCheck(rules, self.lines, self.signs, self.is_split).warn(corpus)
 
     def warn(self, corpus: object, rules: str):

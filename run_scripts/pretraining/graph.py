@@ -57,7 +57,7 @@ class Room(NamedTuple):
 
 
 class StepGraph:
-    """Adds the gradients of batches of sentences to those of a model, by a CUDA graph once there is a room for them.
+    """Adds the gradients of batches of sentences to a model's, by a CUDA graph once there is a room for them.
 
     The first batches, and later those that are larger than the room, get no graph. If they are too many, the next room
     has the sizes of the largest batch so far, and a reserve.

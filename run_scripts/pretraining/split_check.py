@@ -1,4 +1,4 @@
-"""Whether a text was split into words by other rules than those of a tokenizer."""
+"""Whether a text was split into words by other rules than a tokenizer's."""
 
 from collections import Counter
 from collections.abc import Iterable

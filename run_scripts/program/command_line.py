@@ -113,7 +113,7 @@ class HelpFormatter(ArgumentDefaultsHelpFormatter, RawDescriptionHelpFormatter):
 
 
 class StoreAll(Action):
-    """Stores the value of an option; those of a list also if the option is given several times."""
+    """Stores the value of an option; the values of a list also if the option is given several times."""
 
     def __call__(self, parser, namespace, values, option_string=None):
         before = getattr(namespace, self.dest)
@@ -211,7 +211,7 @@ class ProgramParser(HfArgumentParser):
         sys.exit(USER_ERROR)
 
     def format_help(self) -> str:
-        """Usage with the required options, description, and sections of options; those of Trainer come last."""
+        """Usage with the required options, description, and sections of options, with Trainer last."""
         formatter = self._get_formatter()
         shown = [action for action in self._actions if action.required or action.dest == "help"]
         formatter.add_usage(None, shown, [])
@@ -227,7 +227,7 @@ class ProgramParser(HfArgumentParser):
         return formatter.format_help()
 
     def _sections(self) -> dict[str, list[Action]]:
-        """Sections by title, those of Trainer last. Required options come first in a section."""
+        """Sections by title, with Trainer last. Required options come first in a section."""
         ranks = {"arguments": 0, "options": 1, TRAINER_OPTIONS: 3}
         sections: dict[str, list[Action]] = {}
         for action in sorted(self._actions, key=lambda action: not action.required):

@@ -243,7 +243,7 @@ def numbered_rows(path: Path, column_names: Sequence[str] = ()) -> Iterator[tupl
 def _numbered_cells(path: Path) -> Iterator[tuple[int, list[str]]]:
     """First line and cells of each row; a blank line has none.
 
-    In TSV files, quotes are ordinary characters, as in those of GLUE, unless `quotes_of_cells` finds others.
+    In TSV files, quotes are ordinary characters, as in the files of GLUE, unless `quotes_of_cells` finds others.
     """
     lines = numbered_lines(path)
     if format_suffix(path) == ".tsv":

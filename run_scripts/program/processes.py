@@ -1,4 +1,4 @@
-"""Processes: those of one run work together, and two runs never write into the same folder."""
+"""Processes: all processes of one run work together, and two runs never write into the same folder."""
 
 import os
 from collections.abc import Iterator

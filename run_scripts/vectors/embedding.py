@@ -155,7 +155,7 @@ def finish_block(computed: ComputedBlock, pooling: PoolingChoice, dtype: StoredD
 
 
 def states_after(before: tuple[Tensor, ...], final_states: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-    """The final states of the rows of a batch, and those of further rows that a larger batch before had."""
+    """The final states of the rows of a batch, and the states of further rows that a larger batch before had."""
     ends = tuple(state.cpu() for state in final_states)
     if not before:
         return ends

@@ -80,7 +80,7 @@ def computed_layers(model: Any, tokenizer: Any, sentences: Sentences, file: str)
 
 
 def static_layers(vectors: Mapping[str, np.ndarray], sentences: Sentences, file: str) -> Iterator[np.ndarray]:
-    """One vector per word in all sentences: its own, or that of its lower-case form, or zeros."""
+    """One vector per word in all sentences: its own, or the vector of its lower-case form, or zeros."""
     first, *_ = vectors.values()
     zeros = np.zeros_like(first)
     for words in tqdm(sentences, unit=" sentences", desc=Path(file).name):

@@ -3,7 +3,7 @@
 | file | token vectors | sentence vectors (`--pooling`) |
 |---|---|---|
 | `.hdf5`, `.h5` | data sets "0", "1", ... | data set `sentence_vectors` |
-| `.parquet` | rows with columns `text`, `tokens`, `vectors`, and those of a table (`.csv`, `.tsv`) | the same |
+| `.parquet` | rows with columns `text`, `tokens`, `vectors`, and the columns of a table (`.csv`, `.tsv`) | the same |
 
 HDF5 has the layout of AllenNLP's `elmo` command: `sentence_to_index[0]` is a JSON object from each sentence to its
 number as a string. Of equal sentences it has the last number. The whole text is in memory once, at the beginning.
@@ -138,7 +138,7 @@ class UnfinishedOutput:
     Args:
         settings: options that the vectors depend on.
         block_tokens: number of tokens in a block of a new run.
-        block_lines: number of lines in a block. Default: that of `block_tokens`.
+        block_lines: number of lines in a block. Default: as `block_tokens` gives it.
     """
 
     def __init__(

@@ -134,7 +134,7 @@ def split_documents(model: Model, docs_and_vectors: tuple[list[Doc], Tensor], is
 
 
 def model_to_bytes(encoder: DocumentEncoder) -> bytes:
-    """The name of the model, and its files with those of its tokenizer."""
+    """The name of the model, and its files with the files of its tokenizer."""
     encoder.load_once()
     with TemporaryDirectory() as folder:
         encoder.bilm.save_pretrained(folder)

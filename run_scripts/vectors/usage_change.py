@@ -123,7 +123,7 @@ def describe_distances(distances: np.ndarray) -> dict[str, Any]:
     observed.
 
     Args:
-        distances: the observed one, then those of random splits.
+        distances: the observed one, then the random splits.
     """
     random = distances[1:]
     return {
