@@ -275,7 +275,7 @@ def next_pretraining_command(values: dict[str, Any], folder: Path) -> list[objec
     if figures is None:
         return ["elmo", "perplexity", "--model", folder, "--validation_file", "TEXT"]
     if figures["perplexity"] > (figures.get("unigram") or math.inf):
-        return ["elmo", "pretrain", "--model_name_or_path", folder, "--train_file", "TEXT", "--output_dir", "bilm"]
+        return ["elmo", "pretrain", "--model_name_or_path", folder, "--train_file", "TEXT", "--output_dir", "NEW_MODEL"]
     command = ["elmo", "ner", "--model_name_or_path", folder, "--train_file", "TRAIN", "--validation_file", "DEV"]
     return [*command, "--output_dir", "tagger"]
 

@@ -11,10 +11,12 @@ import sys
 import time
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 from modeling_elmo.run_scripts.cards.card import CardArguments
 from modeling_elmo.run_scripts.cards.records import RunRecord
 from modeling_elmo.run_scripts.cards.results import report
+from modeling_elmo.run_scripts.cards.tables import format_score, spaced
 from modeling_elmo.run_scripts.fine_tuning.continuation import Continuation, ContinuationArguments
 from modeling_elmo.run_scripts.fine_tuning.head import (
     BasicHeadArguments,
@@ -77,6 +79,7 @@ def fine_tune(
     settings = run_settings(task, head, training)
     if continuation is not None:
         settings |= vars(continuation.options)
+        training.eval_on_start = "validation" in task.data and training.eval_strategy != "no"  # to compare with
     folder = Path(training.output_dir)
     with sole_run(folder, is_main_process=training.process_index == 0):
         begin_run(task, head, training, settings)
@@ -97,10 +100,22 @@ def fine_tune(
         record = run_record(trainer, task, splits, settings, began)
         if trainer.is_world_process_zero():
             write_run(folder, record, card, training)
-            report([record], folder, folder)
+            change = "" if continuation is None else change_of_score(trainer.state.log_history, record)
+            report([record], folder, folder, change=change)
             if training.push_to_hub:
                 push_model(folder, task, training)
     return record
+
+
+def change_of_score(log: list[dict[str, Any]], record: RunRecord) -> str:
+    """A sentence with the validation score of a head before and after it was trained further; empty if not measured."""
+    metric = record["metric"]
+    before = [entry[f"eval_{metric}"] for entry in log if entry["step"] == 0 and f"eval_{metric}" in entry]
+    if not before:
+        return ""
+    after = record["metrics"]["validation"][metric]
+    scores = f"from {format_score(before[0], metric)} to {format_score(after, metric)}"
+    return f" This training took {spaced(metric)} on validation {scores}."
 
 
 if __name__ == "__main__":

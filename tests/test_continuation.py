@@ -1,10 +1,12 @@
 """Heads that are trained further with new data: what they keep, what they get, and which options are errors."""
 
 import json
+import re
 from types import SimpleNamespace
 
 import pytest
 from datasets import Dataset
+from endings import conclusion
 from errors import refused
 from safetensors.torch import load_file
 from task_worker import FIXTURES, arguments_of, bilm, options_of, read_json, train_head
@@ -107,6 +109,20 @@ def test_it_learns_the_new_label_and_keeps_the_old(place, tmp_path):
     record = go_on(place, output_dir=tmp_path / "run", new_labels="add", **options)
     found = record["metrics"]["validation"]["per_type"]
     assert {name: round(scores["f1"], 2) for name, scores in found.items()} == {"LOC": 1, "PER": 1, "SYS": 1}
+
+
+def test_the_last_lines_have_the_score_before(place, tmp_path, capsys):
+    """That of the tagger on other tags, which it knows; one step does not change it."""
+    options = FROZEN | {"eval_strategy": "epoch", "save_strategy": "epoch", "load_best_model_at_end": True}
+    file = write_tags(tmp_path / "other.conll", [("Ada", "B-LOC"), ("sees", "O"), ("Rome", "B-LOC")])
+    record = go_on(place, file=file, output_dir=tmp_path / "run", **options)
+    score = f"{100 * record['metrics']['validation']['f1']:.2f}"
+    found, following = conclusion(capsys.readouterr().out)
+    assert found.endswith(f" This training took f1 on validation from {score} to {score}.")
+    go_on(place, file=file, output_dir=tmp_path / "best", **options | {"max_steps": 40, "learning_rate": 0.05})
+    found, _ = conclusion(capsys.readouterr().out)
+    before, after = re.search(r"from (\S+) to (\S+)\.$", found).groups()
+    assert before == score and float(after) > float(score)
 
 
 def test_vectors_for_new_words(place, tmp_path):

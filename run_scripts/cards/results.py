@@ -9,11 +9,12 @@ from .records import RunRecords, best_record, last_metrics, splits_of
 from .tables import class_table, comparison, finding, results_report, score_table, summary_table
 
 
-def report(records: RunRecords, folder: Path, model: Path | str, ablation: str | None = None):
+def report(records: RunRecords, folder: Path, model: Path | str, ablation: str | None = None, change: str = ""):
     """Prints the tables of all runs, and writes them to `results/` with the records and figures.
 
     Args:
         model: folder of the model to evaluate next.
+        change: sentence for the end, with what the training has changed.
     """
     name = write_results(folder, records, ablation)
     results = folder / "results"
@@ -41,7 +42,7 @@ def report(records: RunRecords, folder: Path, model: Path | str, ablation: str |
     sentence = finding(metrics, best["metric"], splits_of([best])[-1])
     if len(records) > 1:
         sentence = comparison(records)
-    print_conclusion(sentence, "elmo", "evaluate", model, "FILE")
+    print_conclusion(sentence + change, "elmo", "evaluate", model, "FILE")
 
 
 def write_results(folder: Path, records: RunRecords, ablation: str | None = None) -> str:
