@@ -159,7 +159,7 @@ def add_uses_tab(page: gr.Blocks, bilms: list[OpenModel], corpus: Corpus | None)
             "the word above. The token layer does not read the context; the layers of the biLSTM do. Case counts: uses "
             "of *play* do not include *Play*."
         )
-        text = text_box("Sentences, one a line", language_of(bilms[0], FIRST_SENTENCES))
+        text = text_box("Sentences, one per line", language_of(bilms[0], FIRST_SENTENCES))
         look = gr.Button("Look", variant="primary")
         with gr.Row():
             word = gr.Dropdown(label="Chosen word: click one below", allow_custom_value=True, scale=2)
@@ -247,7 +247,7 @@ def add_expectations_tab(page: gr.Blocks, bilms: list[OpenModel]):
             "bit halves the probability. The word of the text is in [brackets] where the model expects it. A word with "
             "\\* is not in the vocabulary, and counts as `<UNK>`."
         )
-        text = text_box("Sentences, one a line", language_of(bilms[0], FIRST_SENTENCES))
+        text = text_box("Sentences, one per line", language_of(bilms[0], FIRST_SENTENCES))
         look = gr.Button("Look", variant="primary")
         gr.on([look.click, page.load], expect, text, gr.HTML(), api_name="expectations", **QUEUED)
 
