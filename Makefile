@@ -38,7 +38,7 @@ test-long: $(VENV)/.dev  ## tests of processes, kills, installations and whole p
 	$(PYTEST) -n $(JOBS) -m slow --ignore tests/test_devices.py
 	$(PYTEST) -n $(JOBS) -m slow tests/test_devices.py  # autograd must not have started before its device is there
 
-lint: $(VENV)/.dev  ## ruff (rules and format), sentences of the documents, and mypy
+lint: $(VENV)/.dev  ## ruff (rules and format), English of documents and messages, and mypy
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
 	$(BIN)/python .ci/check_sentences
