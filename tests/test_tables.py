@@ -134,5 +134,5 @@ def test_what_was_found_in_words():
     )
     assert finding(labels, "accuracy", "test") == told
     entities = tagging_scores([["B-PER", "O"]], [["B-PER", "B-LOC"]])
-    assert finding(entities, "f1", "a.conll") == "On a.conll, f1 is 66.67. 1 of 2 classes are never right: LOC."
+    assert finding(entities, "f1", "a.conll") == "On a.conll, f1 is 66.67. 1 of 2 classes is never right: LOC."
     assert finding({"pearson": 0.5, "mse": 2.0}, "pearson", "test") == "On test, pearson is 50.00."
