@@ -49,8 +49,9 @@ format: $(VENV)/.dev  ## let ruff repair what it can
 	$(BIN)/ruff check --fix
 	$(BIN)/ruff format
 
-bench: $(VENV)/.demo  ## correctness, and speed beside torch.nn.LSTM and BertTokenizer (minutes)
+bench: $(VENV)/.demo  ## published figures measured again, and speed beside torch.nn.LSTM and BertTokenizer (minutes)
 	mkdir -p build
+	$(BIN)/python -m modeling_elmo.run_scripts.benchmarks.published
 	$(BIN)/elmo benchmark --output build/benchmark.json
 
 bench-gpu: $(VENV)/.dev  ## on a CUDA device: its tests, and the speed of layers, pretraining and inference (4 minutes)

@@ -150,7 +150,7 @@ def test_korean_readme_has_the_same_commands_figures_and_links():
         [re.sub(r" +#.*", "", block) for block in re.findall(r"```\w+\n.*?```", text, re.DOTALL)]
         for text in (english, korean)
     ]
-    assert blocks[0] == blocks[1] and len(blocks[0]) == 3
+    assert blocks[0] == blocks[1] and len(blocks[0]) == 4
     assert figures_of_results(english) == figures_of_results(korean) and len(figures_of_results(english)) == 11
     assert sorted(commands(english)) == sorted(commands(korean))
     assert "`make demo`" in english and "`make test`" in english  # the two that make their own environments

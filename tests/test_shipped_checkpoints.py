@@ -1,7 +1,9 @@
 """The checkpoints in the repository keep their scores, and their cards agree with the records."""
 
+import ast
 import inspect
 import re
+import runpy
 import shutil
 import sys
 
@@ -39,6 +41,20 @@ def test_a_published_checkpoint_keeps_its_perplexity(folder):
     name, expected = PERPLEXITIES[folder.name]
     options = ["--model", str(folder), "--validation_file", str(TEXT / name), "--is_split_into_words"]
     assert perplexity.main(options).perplexity == pytest.approx(expected, rel=1e-4)
+
+
+@each
+def test_elmo_in_fifty_lines_is_the_model(folder, monkeypatch, capsys):
+    script = ROOT / "docs" / "elmo_in_fifty_lines.py"
+    monkeypatch.setattr(sys, "argv", [str(script), str(folder)])
+    names = runpy.run_path(str(script))
+    for layer, expected in zip(names["layers"], names["package"].hidden_states, strict=True):
+        assert layer.shape == expected[0].shape and torch.allclose(layer, expected[0], atol=1e-5)
+    differences = [float(line.split()[2 if line[0] == "l" else 1]) for line in capsys.readouterr().out.splitlines()[1:]]
+    assert len(differences) == 4 and max(differences) < 1e-5
+    statements = [node for node in ast.parse(script.read_text("utf-8")).body if not isinstance(node, ast.ImportFrom)]
+    code = [ast.unparse(node).splitlines() for node in statements[1:] if not isinstance(node, ast.Import)]
+    assert sum(map(len, code)) <= 50  # without imports, comments and the docstring
 
 
 @each
