@@ -57,7 +57,7 @@ def main() -> list[tuple[str, str, str]]:
     print("| figure | published | measured now | seconds |\n|---|---:|---:|---:|")
     for figure in figures():
         start = time.perf_counter()
-        measured = format(figure.measure(), figure.form)
+        measured = format(figure.measure(), figure.form).replace("e-0", "e-")
         print(f"| {figure.name} | {figure.published} | {measured} | {time.perf_counter() - start:.0f} |", flush=True)
         rows.append((figure.name, figure.published, measured))
     print("\nDifferences come from rounding, so they change in their last digits with the processor.")
@@ -68,8 +68,10 @@ def figures() -> Iterable[Figure]:
     record = read_json(SHIPPED_MODEL / "results" / "pretraining.json")
     [best] = [entry for entry in record["log"] if entry["step"] == record["published_step"] and "perplexity" in entry]
     yield Figure("largest difference to bilm-tf's vectors", published("seven more option sets"), of_bilm_tf, ".1e")
-    yield Figure("to AllenNLP's, over ten batches", published("AllenNLP's biLM fixture"), of_allennlp, ".1e")
-    yield Figure("to those of AllenNLP's task models", published("four of AllenNLP's task"), of_task_models, ".1e")
+    yield Figure("largest difference to AllenNLP's vectors", published("AllenNLP's biLM fixture"), of_allennlp, ".1e")
+    yield Figure(
+        "largest difference to its task models' vectors", published("four of AllenNLP's task"), of_task_models, ".1e"
+    )
     name = f"perplexity of {SHIPPED_MODEL.name} on {HELD_OUT.name}"
     yield Figure(name, f"{best['perplexity']:.2f}", held_out_perplexity, ".2f")
 
