@@ -1,4 +1,25 @@
-"""ELMo (Peters et al. 2018) for Hugging Face transformers."""
+"""ELMo (Peters et al. 2018) for Hugging Face transformers. `import modeling_elmo` registers it with the Auto classes.
+
+| to | import from `modeling_elmo` |
+|---|---|
+| compute the vectors of a batch | `ELMoConfig`, `ELMoModel`, `ELMoTokenizer` |
+| embed many sentences | `embed_sentences`; `Embedder` with datasets or Ray, `ELMoVectorizer` with scikit-learn |
+| put the mix of layers into a network of your own | `ScalarMix` |
+| train a language model | `ELMoForPreTraining` |
+| score or predict words | `score_texts`, `predict_texts`, which return a `WordScore` or `Prediction` for each token |
+| measure surprisal in other libraries | `ELMoForCausalLM` |
+| tag words | `ELMoForTokenClassification` |
+| classify texts or pairs of texts | `ELMoForSequenceClassification` |
+| answer questions | `ELMoForQuestionAnswering`, `ELMoQuestionAnsweringPipeline` |
+| label semantic roles | `ELMoForSemanticRoleLabeling`, `ELMoSemanticRolePipeline` |
+| resolve coreference | `ELMoForCoreferenceResolution`, `ELMoCoreferencePipeline` |
+| convert a published checkpoint | `convert_checkpoint`, and a format, such as `modeling_elmo.conversion.original` |
+| compute in 8 bits, or by the plain definition | `ELMoInt8Config`, `elmo_backend` |
+
+Models return an `ELMoModelOutput`, `ELMoForPreTrainingOutput`, `ELMoTokenClassifierOutput`, `ELMoSemanticRoleOutput` or
+`ELMoCoreferenceOutput`, and their methods `ELMoScores` and `ELMoPredictions`. Every model is an `ELMoPreTrainedModel`.
+The programs of the command `elmo` import the same names.
+"""
 
 import sys
 from importlib import import_module

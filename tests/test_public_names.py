@@ -1,5 +1,6 @@
 """The names that users import: from the package, and from the modules that had them before."""
 
+import re
 import subprocess
 import sys
 from importlib import import_module
@@ -30,6 +31,13 @@ def test_every_name_is_there_and_listed():
         assert getattr(modeling_elmo, name).__name__ == name and name in dir(modeling_elmo)
     with pytest.raises(AttributeError, match="has no attribute 'embed_sentence'"):
         modeling_elmo.embed_sentence  # noqa: B018 (the access raises)
+
+
+def test_the_first_page_of_the_reference_says_what_each_name_is_for():
+    named = re.findall(r"`([\w.]+)`", modeling_elmo.__doc__)
+    assert {*named} - {"elmo"} >= {*modeling_elmo.__all__, *modeling_elmo._LAZY}
+    for name in {*named} - {"elmo", *modeling_elmo.__all__, *modeling_elmo._LAZY}:
+        assert import_module(name).__doc__
 
 
 def test_what_models_do_not_need_is_imported_late():
