@@ -38,14 +38,18 @@ def test_an_experiment_made_before_is_recognized_as_finished(task, place, tmp_pa
     monkeypatch.setattr(experiment, "report", lambda *_: None)
     monkeypatch.setattr(experiment, "write_results", lambda *_: None)
     arm_and_seed = {"arm": "elmo", "seed": 42}
-    monkeypatch.setattr(experiment.Experiment, "_train", lambda self, *each: arm_and_seed | self._settings(*each))
+    scores = {"metric": "f1", "metrics": {"test": {"f1": 0.5}}}
+    monkeypatch.setattr(
+        experiment.Experiment, "_train", lambda self, *each: arm_and_seed | scores | self._settings(*each)
+    )
     (settings,) = reproduce.main(default_options(task, tmp_path / "new"))
-    settings.pop("arm")
+    for name in ("arm", *scores):
+        settings.pop(name)
     known = SETTINGS[task] | {"model_digest": settings["model_digest"]}
     assert {name: settings.get(name) for name in known} == known
     assert set(settings) - set(known) <= {"warmup_ratio"}  # an option of older releases of transformers
     (tmp_path / "old").mkdir()
-    record = {"task": task, **arm_and_seed, "metric": "f1", "metrics": {"test": {"f1": 0.5}}, "settings": known}
+    record = {"task": task, **arm_and_seed, **scores, "settings": known}
     for name, value in (("settings", known), ("record", record)):
         written(tmp_path / "old" / f"{name}.json", json.dumps(value))
     assert reproduce.main(default_options(task, tmp_path / "old")) == [record]

@@ -394,7 +394,7 @@ class Experiment:
 
 def records_with_elmo(records: list[RunRecord]) -> list[RunRecord]:
     """The records of models with ELMo, or all if there are none."""
-    return [record for record in records if record["layer_weights"]] or records
+    return [record for record in records if record.get("layer_weights")] or records
 
 
 def is_member(record: RunRecord, arm: str, seed: int) -> bool:
