@@ -89,7 +89,7 @@ def test_a_dry_run_assembles_and_checks_and_uploads_nothing(folder, hub, capsys)
     given = ["--model", str(folder), "--repo_id", "someone/elmo-xy"]
     assert conclusion(printed)[0] == "Dry run: nothing was uploaded."
     assert {*conclusion(printed)[1]} == {"elmo", "push", *given, "--dtype", "float16", "--license", "mit", "--push"}
-    difference = float(re.search(r"differ from those of .* by at most (\S+) of the root", printed)[1])
+    difference = float(re.search(r"differ from the outputs of .* by at most (\S+) of the root", printed)[1])
     assert 0 < difference < 0.05  # of half precision
 
     weights = load_file(found / "model.safetensors")
