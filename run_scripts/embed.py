@@ -151,7 +151,7 @@ def main(arguments: list[str] | None = None) -> Path:
             what_is_written(parsed, plan, writer.shape),
             "python",
             "-c",
-            code_to_read(output.output, is_pooled, next(lines())),
+            code_to_read(output.output, is_pooled, plan.first_name),
         )
     return output.output
 
@@ -166,14 +166,14 @@ def what_is_written(parsed: EmbedArguments, plan: LinePlan, shape: EntryShape) -
     )
 
 
-def code_to_read(output: Path, is_pooled: bool, first: InputLine) -> str:
+def code_to_read(output: Path, is_pooled: bool, first_name: str | None) -> str:
     """Python that prints the vectors of the first line."""
     path = json.dumps(output.as_posix(), ensure_ascii=False)
     if output.suffix == ".parquet":
         return f"import pandas; print(pandas.read_parquet({path}).iloc[0])"
     entry = '["sentence_vectors"][0]' if is_pooled else '["0"][:]'
-    if first.name is not None:
-        entry = f"[{json.dumps(hdf5_name(first.name), ensure_ascii=False)}][:]"
+    if first_name is not None:
+        entry = f"[{json.dumps(hdf5_name(first_name), ensure_ascii=False)}][:]"
     return f"import h5py; print(h5py.File({path}){entry})"
 
 

@@ -79,7 +79,8 @@ def fine_tune(
     settings = run_settings(task, head, training)
     if continuation is not None:
         settings |= vars(continuation.options)
-        training.eval_on_start = "validation" in task.data and training.eval_strategy != "no"  # to compare with
+        is_new = training.resume_from_checkpoint is None  # a resumed run has this score in its log
+        training.eval_on_start = is_new and "validation" in task.data and training.eval_strategy != "no"
     folder = Path(training.output_dir)
     with sole_run(folder, is_main_process=training.process_index == 0):
         begin_run(task, head, training, settings)

@@ -160,7 +160,7 @@ def converted(source: Any, weights: Path, **options: Any) -> tuple[ELMoModel, EL
 
 
 def stored_arrays(path: Path) -> dict[str, np.ndarray]:
-    """All data sets of an HDF5 file, by their full names."""
+    """All data sets of an HDF5 file, by their full names. `conversion.files.read_arrays` is for weights."""
     arrays = {}
     with h5py.File(path) as file:
         file.visititems(lambda name, item: arrays.update({name: item[()]}) if isinstance(item, h5py.Dataset) else None)

@@ -92,12 +92,13 @@ class LinePlan:
     blocks: list[tuple[int, str]] = field(default_factory=list)  # the number of lines, and a digest of them
     tokens: array = field(default_factory=lambda: array("I"))  # of each line
     text_bytes: int = 0
-    has_names: bool = False  # the lines are records of FASTA
+    first_name: str | None = None  # of the first line, if the lines are records of FASTA
 
     def add(self, lines: list[InputLine], tokens: list[int]):
         self.blocks.append((len(lines), digest([json.dumps(lines).encode()])))
         self.tokens.extend(tokens)
-        self.has_names = lines[0].name is not None
+        if len(self.blocks) == 1:
+            self.first_name = lines[0].name
         for line in lines:
             texts = [line.text, *filter(None, (line.columns or {}).values())]
             self.text_bytes += sum(len(text.encode("utf-8", "replace")) for text in texts)
@@ -287,7 +288,7 @@ class HDF5Writer:
 
     def size(self, plan: LinePlan) -> int:
         lines = len(plan.tokens)
-        entries = 1 if self.shape.is_pooled and not plan.has_names else lines
+        entries = 1 if self.shape.is_pooled and plan.first_name is None else lines
         size = self.shape.num_bytes(plan.num_tokens, lines) + HDF5_ENTRY * entries + ANY_FILE
         if self.keep_sentences:
             size += 2 * plan.text_bytes + HDF5_NUMBER * lines  # JSON has letters of three bytes as `\\u1234`
