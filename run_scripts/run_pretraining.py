@@ -239,7 +239,8 @@ def judge(values: dict[str, Any], survey: Survey | None):
     if unigram and unigram < perplexity:
         logger.warning(
             f"The held-out perplexity {perplexity:,.2f} is above the {unigram:,.2f} of a unigram, which only knows "
-            "how often each word occurs. Train for more steps: see docs/pretraining.md."
+            "how often each word occurs. Train for more steps; if the text is small, with smaller "
+            "--per_device_train_batch_tokens and --preset tiny."
         )
     if survey is not None and not survey.counts.get(UNK_ID) and figures.get("unknown_rate"):
         logger.warning(

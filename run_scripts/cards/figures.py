@@ -320,10 +320,10 @@ def draw_map(vectors: np.ndarray, groups: Mapping[str, Sequence[int]]):
         vectors: Shape: (vectors, dimension).
         groups: rows of `vectors` by label. A label that the font cannot draw becomes a number.
     """
-    figure = new_figure(8, 5 + 0.2 * len(groups))
+    figure = new_figure(8, 5 + 0.23 * len(groups))
     axis = figure.subplots()
     draw_plane(axis, vectors, groups)
-    figure.legend(loc="outside lower center", fontsize=8)
+    figure.legend(loc="outside lower center", fontsize=9)
     return figure
 
 
@@ -377,18 +377,18 @@ def draw_change(
             draw_distribution(panels[name], pairs[0][name], random[name], title)
     else:
         draw_pairs(panels, pairs, is_series)
-    panels["apd"].legend(fontsize=8)
+    panels["apd"].legend(fontsize=9)
     points, shares = principal_plane(np.concatenate([*vectors.values()]))
     ends = np.cumsum([len(uses) for uses in vectors.values()])
     groups = dict(zip(vectors, np.split(points, ends[:-1]), strict=True))
     handles = draw_groups(panels["map"], groups)
     label_plane(panels["map"], shares)
-    figure.legend(handles=handles, loc="outside right upper", fontsize=8)
+    figure.legend(handles=handles, loc="outside right upper", fontsize=10)
     texts = name_uses(panels["map"], groups, typical or {})
     if texts:
         *_, height = figure.get_size_inches()
-        figure.set_figheight(height + 0.2 * len(texts))
-        figure.legend(handles=texts, loc="outside lower center", fontsize=8)
+        figure.set_figheight(height + 0.25 * len(texts))
+        figure.legend(handles=texts, loc="outside lower center", fontsize=10)
     return figure
 
 
