@@ -9,9 +9,8 @@ OF_TRANSFORMERS := base causal classifier command_line configuration_elmo corefe
     sentence_transformers tagger task_heads tokenization_elmo torch_state trainer
 
 # the public names, and the modules of functions that the documents call
-DOCUMENTED := modeling_elmo $(addprefix modeling_elmo.,prediction conversion.original conversion.manylangs \
-    conversion.tensorflow conversion.archive run_scripts.vectors.embedding run_scripts.vectors.embedder \
-    run_scripts.explorer.readings)
+DOCUMENTED := modeling_elmo $(addprefix modeling_elmo.,conversion.original conversion.manylangs \
+    conversion.tensorflow conversion.archive run_scripts.vectors.word_changes run_scripts.explorer.readings)
 
 BIN := $(VENV)/bin
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q
@@ -59,7 +58,7 @@ bench-gpu: $(VENV)/.dev  ## on a CUDA device: its tests, and the speed of layers
 	$(BIN)/python -m modeling_elmo.run_scripts.benchmarks.gpu_report --output build/gpu.json
 
 docs: $(VENV)/.docs  ## the API reference, from the docstrings: build/docs/index.html
-	$(BIN)/pdoc --docformat google --output-directory build/docs $(DOCUMENTED)
+	$(BIN)/python .ci/write_reference --docformat google --output-directory build/docs $(DOCUMENTED)
 
 tour: $(VENV)/.dev  ## run the notebooks of docs/ again and store their outputs (minutes)
 	HF_HUB_OFFLINE=1 $(BIN)/python tests/test_tour.py
