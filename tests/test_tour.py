@@ -53,28 +53,20 @@ def compare(found: nbformat.NotebookNode, stored: nbformat.NotebookNode, **toler
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", NOTEBOOKS)
-def test_what_is_shown_without_training_is_what_is_stored(name):
+def test_it_prints_what_is_stored_and_elmo_helps_the_tagger(name):
     notebook, stored = read(name), read(name)
-    for each in (notebook, stored):
-        each.cells = [cell for cell in code_cells(each) if "tagger" not in cell.source]
     execute(notebook)
-    assert len(stored.cells) > 18
-    for cell, before in zip(notebook.cells, stored.cells, strict=True):
+    pairs = [*zip(code_cells(notebook), code_cells(stored), strict=True)]
+    untrained = [pair for pair in pairs if "tagger" not in pair[0].source]
+    assert len(untrained) > 18
+    for cell, before in untrained:
         compare(cell, before, rtol=0.02, atol=0.02)
         assert num_pictures(cell) == num_pictures(before)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", NOTEBOOKS)
-def test_elmo_helps_the_tagger(name):
-    notebook = read(name)
-    execute(notebook)
-    training, weights = [cell for cell in code_cells(notebook) if "tagger" in cell.source][-2:]
-    without, with_elmo = (float(number) for number in re.findall(r"(\d+\.\d)", printed(training)))
+    training, weights = [pair for pair in pairs if "tagger" in pair[0].source][-2:]
+    without, with_elmo = (float(number) for number in re.findall(r"(\d+\.\d)", printed(training[0])))
     assert with_elmo > without + 5
-    stored_training, stored_weights = [cell for cell in code_cells(read(name)) if "tagger" in cell.source][-2:]
-    compare(training, stored_training, atol=8)
-    compare(weights, stored_weights, atol=0.2)
+    compare(*training, atol=8)
+    compare(*weights, atol=0.2)
 
 
 @pytest.mark.parametrize("name", NOTEBOOKS)
