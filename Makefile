@@ -14,6 +14,8 @@ DOCUMENTED := modeling_elmo $(addprefix modeling_elmo.,conversion.original conve
 
 BIN := $(VENV)/bin
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q
+# Each process takes the tests that follow each other, so that few files have their fixtures made twice.
+IN_PARALLEL := -n $(JOBS) --dist worksteal
 # --no-compile: most modules of torch and transformers are never imported. --use-pep517: older pip cannot build seqeval.
 PIP_INSTALL := python -m pip install --quiet --no-compile --use-pep517
 
@@ -31,11 +33,11 @@ demo: $(VENV)/.demo  ## vectors, neighbors, further training and a tagger with t
 	OMP_WAIT_POLICY=passive $(BIN)/python run_scripts/demo.py
 
 test: $(VENV)/.dev  ## the test suite (minutes)
-	$(PYTEST) -n $(JOBS)
+	$(PYTEST) $(IN_PARALLEL)
 
 test-long: $(VENV)/.dev  ## tests of processes, kills, installations and whole plans
-	$(PYTEST) -n $(JOBS) -m slow --ignore tests/test_devices.py
-	$(PYTEST) -n $(JOBS) -m slow tests/test_devices.py  # autograd must not have started before its device is there
+	$(PYTEST) $(IN_PARALLEL) -m slow --ignore tests/test_devices.py
+	$(PYTEST) $(IN_PARALLEL) -m slow tests/test_devices.py  # autograd must not have started before its device is there
 
 lint: $(VENV)/.dev  ## ruff (rules and format), English of documents and messages, and mypy
 	$(BIN)/ruff check
@@ -82,14 +84,14 @@ release: $(VENV)/.dev  ## dist/: sdist and wheel, checked, and each installed in
 
 test-common: $(VENV)/.dev  ## transformers' ModelTesterMixin, from its source distribution
 	@if tests=$$(.ci/fetch_transformers_tests $(BIN)/python build/transformers); \
-	then TRANSFORMERS_TESTS=$$tests $(PYTEST) -n $(JOBS) -r fE -o verbosity_subtests=0 tests/test_common_modeling.py; \
+	then TRANSFORMERS_TESTS=$$tests $(PYTEST) $(IN_PARALLEL) -r fE -o verbosity_subtests=0 tests/test_common_modeling.py; \
 	else echo "skipped: pip has no source distribution of the installed transformers"; fi
 
 test-browser: $(VENV)/.browser  ## the explorer in Chromium, a package of your distribution
 	$(PYTEST) -p no:xdist tests/test_explore_browser.py
 
 test-lowest: .venv-lowest/.dev  ## models, tokenizer, Trainer and pipelines with the oldest supported transformers
-	OMP_NUM_THREADS=1 .venv-lowest/bin/python -m pytest -q -n $(JOBS) $(OF_TRANSFORMERS:%=tests/test_%.py)
+	OMP_NUM_THREADS=1 .venv-lowest/bin/python -m pytest -q $(IN_PARALLEL) $(OF_TRANSFORMERS:%=tests/test_%.py)
 
 clean:  ## remove environments and built files
 	rm -rf .venv .venv-lowest build demo_output dist *.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis
