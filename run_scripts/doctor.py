@@ -60,7 +60,7 @@ def machine_facts() -> dict[str, dict[str, str]]:
             **{name: installed_version(name) for name in PACKAGES},
         },
         "Processor": {
-            "name": f"{processor_name()}, {os.cpu_count()} cores; torch uses {torch.get_num_threads()} threads",
+            "name": f"{processor_name()}, {os.cpu_count()} cores; threads of torch: {torch.get_num_threads()}",
             **{name: f"slow: {obstacle}" if obstacle else "fast" for name, obstacle in obstacles.items()},
         },
         "Accelerators": accelerators(),

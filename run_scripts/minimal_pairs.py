@@ -99,6 +99,8 @@ def read_pairs(path: Path, group_column: str) -> dict[str, list[str]]:
         group, good, bad = texts
         if group == ALL:
             raise ValueError(f"{location}: the group {ALL!r} has the name of the last row. Call it by another name.")
+        if good == bad:
+            raise ValueError(f"{location}: 'good' and 'bad' are the same: {good!r:.200}. Correct it, or leave it out.")
         groups[group] += good, bad
     if not groups:
         raise ValueError(f"{path} has no pairs; pass a table with columns good and bad.")

@@ -75,6 +75,7 @@ def test_shares_are_those_of_sentences_alone(bilm, tmp_path, capsys):
         ({}, ["--group_column", "paradigm"], "line 2 has no 'paradigm'"),
         ({"rows": []}, [], "pairs.tsv.gz has no pairs"),
         ({"rows": [*PAIRS, ("order", " ", "the cats")]}, [], "line 7 has no 'good'"),
+        ({"rows": [("order", "the cats", "the cats ")]}, [], "line 2: 'good' and 'bad' are the same: 'the cats'"),
         (
             {"rows": [*PAIRS, ("all", "the cats", "cats the")]},
             [],

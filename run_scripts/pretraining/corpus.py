@@ -190,7 +190,7 @@ class Corpus:
         for sentence in chain.from_iterable(self._sources(epoch, seed, shuffle_files)):
             yield sentence
         if sentence is None:
-            raise ValueError(f"There is no sentence in {self}: nothing but blank lines. Pass another text.")
+            raise ValueError(f"There is no sentence in {self}: no lines, or only blank ones. Pass another text.")
 
     def _sources(self, epoch: int, seed: int, shuffle_files: bool) -> Iterator[Iterable[SourceSentence]]:
         if self.dataset is not None:
