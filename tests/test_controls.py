@@ -49,6 +49,15 @@ def test_controls_are_of_like_frequency_in_both_groups():
     assert set(drawn) == expected and len(drawn) == len(expected) > 40
 
 
+@pytest.mark.parametrize(
+    "words", [["(c)a.*", r"(\w)\1a"], ["(?P<x>c)a.*", "(?P<x>b)?ba"], ["(?x) c a .* # a note", "bba"]]
+)
+def test_each_word_is_a_regular_expression_of_its_own(words):
+    forms = Counter({"cab": 9, "bba": 9, "Bba": 9, "dog": 9})
+    drawn = draw_controls(dict.fromkeys(PAIR, forms), words, {words[0]: [PAIR]}, 10, 5, 0)
+    assert drawn == {words[0]: {PAIR: ["dog"]}}
+
+
 def test_controls_are_drawn_by_the_seed_and_shared():
     counts = counts_of_texts()
     counts["old"]["house"] = counts["new"]["house"] = 21

@@ -75,9 +75,9 @@ def draw_controls(
         words: regular expressions.
         number: of controls that are drawn, if there are so many.
     """
-    pattern = re.compile("|".join(f"(?:{word})" for word in map(_without_flags, words)), re.IGNORECASE)
-    forms = sorted(set().union(*counts.values()))
-    candidates = [form for form in forms if form.isalpha() and not pattern.fullmatch(form)]
+    patterns = [re.compile(word, re.IGNORECASE) for word in words]
+    forms = sorted(filter(str.isalpha, set().union(*counts.values())))
+    candidates = [form for form in forms if not any(pattern.fullmatch(form) for pattern in patterns)]
     order = np.random.default_rng(seed).permutation(len(candidates))
     candidates = [candidates[place] for place in order]
     table = {group: np.array([count[form] for form in candidates]) for group, count in counts.items()}
@@ -93,11 +93,6 @@ def draw_controls(
                 is_like &= table[group] <= frequency * LIKE_FREQUENCY
             controls[word][pair] = [candidates[place] for place in np.flatnonzero(is_like)[:number]]
     return controls
-
-
-def _without_flags(word: str) -> str:
-    """A regular expression that can be a part of another one: flags such as (?i) must be at the beginning."""
-    return re.sub(r"\A\(\?[aiLmsux]+\)", "", word)
 
 
 def encode_uses(
