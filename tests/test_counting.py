@@ -104,8 +104,10 @@ def test_files_are_counted_once(corpus, tmp_path, any_size_is_large, monkeypatch
     os.utime(file, (1, 1))  # as after a change
     file.write_text("\n".join([*LINES, "One more."]), "utf-8")
     assert count_words(corpus, splitter, stored=stored).lines == found.lines + 1
-    stored.write_bytes(stored.read_bytes()[:100])
-    assert count_words(corpus, splitter, stored=stored).lines == found.lines + 1
+    whole = stored.read_bytes()
+    for damaged in (whole[:100], whole[:10] + b"\xff" * 50 + whole[60:]):
+        stored.write_bytes(damaged)
+        assert count_words(corpus, splitter, stored=stored).lines == found.lines + 1
 
 
 def test_errors_of_a_process(corpus, any_size_is_large, monkeypatch):

@@ -8,6 +8,7 @@ import gzip
 import json
 import os
 import re
+import zlib
 from collections import Counter
 from collections.abc import Callable, Iterable
 from contextlib import nullcontext
@@ -345,7 +346,7 @@ def load_counts(path: Path, source: dict[str, Any]) -> TextCounts | None:
     try:
         with gzip.open(path, "rt", encoding="ascii") as file:
             values = json.load(file)
-    except (EOFError, OSError, ValueError):
+    except (EOFError, OSError, ValueError, zlib.error):
         return None
     if values.pop("source", None) != source:
         return None
