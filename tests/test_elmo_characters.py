@@ -203,6 +203,8 @@ def tokenizer():
         (["a", b"b"], "Sentence 1 is b'b'; pass"),
         ([["a"], ["a", None]], "Sentence 1 has None; pass"),
         (np.array([["a", "b"]])[None], "Sentence 0 has array"),
+        (np.array([["a"], ["a b"]]), r"got ndarray: array\(\[\['a'\],"),
+        (np.array([["a b"], [None]], dtype=object), "got ndarray"),
     ],
 )
 def test_other_things_than_sentences(sentences, message):
@@ -216,6 +218,8 @@ def test_sentences():
         assert list(checked_sentences(given_texts)) == texts
     for given_words in (words, map(tuple, words), [np.array(each, dtype=object) for each in words]):
         assert list(checked_sentences(given_words)) == words
+    for rectangle in ([["a"], ["b"]], [["a", "New York"]]):  # of words, as from `datasets`
+        assert list(checked_sentences(np.array(rectangle, dtype=object))) == rectangle
 
 
 CUT = {"truncation": True}

@@ -411,7 +411,7 @@ def as_batch(text, text_pair, is_split_into_words: bool) -> tuple[list[Sequence]
 def checked_sentences(sentences: Iterable[str | Sequence[str]]) -> Iterator[str | list[str]]:
     """Yields each text, or list of words. All else is a `TypeError`: one text, a table, other sentences."""
     advice = "pass a list of texts, or of lists of words."
-    is_wrong = isinstance(sentences, (str, bytes, Mapping)) or hasattr(sentences, "columns")
+    is_wrong = isinstance(sentences, (str, bytes, Mapping)) or hasattr(sentences, "columns") or _is_column(sentences)
     if is_wrong or not isinstance(sentences, Iterable):
         raise TypeError(f"Sentences must be a list, got {type(sentences).__name__}: {sentences!r:.60}; {advice}")
     for number, sentence in enumerate(sentences):
@@ -424,6 +424,13 @@ def checked_sentences(sentences: Iterable[str | Sequence[str]]) -> Iterator[str 
             if not isinstance(word, str):
                 raise TypeError(f"Sentence {number} has {word!r:.60}; {advice}")
         yield list(sentence)
+
+
+def _is_column(sentences: Any) -> bool:
+    """Whether an array is a table with one column of texts. Its rows are not lists of words."""
+    if not isinstance(sentences, np.ndarray) or sentences.shape[1:] != (1,):
+        return False
+    return any(isinstance(text, str) and len(text.split()) > 1 for text in sentences[:, 0])
 
 
 def _is_pair(item, unit) -> bool:
