@@ -14,8 +14,9 @@ from torch.testing import assert_close
 
 from modeling_elmo import ELMoTokenizer
 from modeling_elmo.run_scripts import run_task
-from modeling_elmo.run_scripts.fine_tuning.continuation import with_labels
+from modeling_elmo.run_scripts.fine_tuning.continuation import Continuation, ContinuationArguments, with_labels
 from modeling_elmo.run_scripts.fine_tuning.saved_head import saved_head
+from modeling_elmo.run_scripts.fine_tuning.tasks.coreference import Coreference, CoreferenceArguments
 from modeling_elmo.run_scripts.fine_tuning.tasks.tagging import Tagging
 
 NAMES = [("Ada", "B-PER"), ("sees", "O"), ("Rome", "B-LOC")]
@@ -87,6 +88,32 @@ def test_a_regression_goes_on(place, tmp_path):
     train_head("classify", place, **files, test_file=None, problem="regression", output_dir=tmp_path / "head", **SHORT)
     go_on(place, "classify", tmp_path / "head", **files, output_dir=tmp_path / "run")
     assert_same(weights_of(tmp_path / "run"), weights_of(tmp_path / "head"))
+
+
+def test_genres_and_speakers_are_those_of_the_head(place, tmp_path):
+    """The new documents have fewer genres, in another order, and no speakers."""
+
+    def documents(name, genres, **columns):
+        rows = []
+        for number, genre in enumerate(genres):
+            sentences = {"sentences": [["Ada", "sleeps"], ["She", "snores"]], "mentions": [[0, 0, 0, 0], [1, 0, 0, 0]]}
+            rows.append(json.dumps({"document": str(number), "genre": genre, **sentences, **columns}))
+        path = tmp_path / f"{name}.jsonl"
+        path.write_text("\n".join(rows), "utf-8")
+        return {"train_file": path, "validation_file": path, "test_file": None}
+
+    speakers = {"speakers": [["a", "a"], ["b", "b"]]}
+    known = documents("all", ["bc", "nw", "wb"], **speakers)
+    train_head("coref", place, **known, output_dir=tmp_path / "head", **SHORT)
+    files = documents("few", ["wb", "nw"])
+    continuation = Continuation.of(str(tmp_path / "head"), "coref", ContinuationArguments(continue_head=True))
+    task = continuation.task(Coreference, CoreferenceArguments(**files))
+    batch = task.encode(task.data["train"][:], ELMoTokenizer(), is_training=True)
+    assert batch["genre_ids"] == [2, 1] and not any(map(any, batch["speaker_ids"]))
+    go_on(place, "coref", tmp_path / "head", **files, output_dir=tmp_path / "run")
+    assert_same(weights_of(tmp_path / "run"), weights_of(tmp_path / "head"))
+    with refused("train, document 1: `genre` is 'tc'; it must be a genre of .*head: one of bc, nw, wb"):
+        go_on(place, "coref", tmp_path / "head", **documents("new", ["bc", "tc"]), output_dir=tmp_path / "new")
 
 
 def test_words_without_a_tag_are_no_new_label():

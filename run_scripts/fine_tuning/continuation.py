@@ -88,8 +88,6 @@ class Continuation(NamedTuple):
                 raise ValueError(f"--{name} {given}: {self.saved.name} was trained with {value}; leave the option out.")
             setattr(arguments, name, value)
         data = task_type.read_data(arguments)
-        if task_type.label_column is None:
-            return task_type(arguments, data)
         missing = task_type.missing_labels(data["train"], self.saved) if "train" in data else {}
         return task_type(arguments, data, with_labels(self.saved, missing, self.options.new_labels))
 

@@ -109,6 +109,9 @@ class QuestionAnswering(Task):
                 )
 
     def restore(self, data: DatasetDict, saved: SavedHead):
+        if "train" in data:  # from which the head learns whether each question has an answer
+            self.prepare(data)
+            return
         unanswered = 0
         for questions in data.values():
             unanswered += sum(not answers for answers in questions["answers"])
