@@ -203,7 +203,7 @@ PACKED = gzip.compress(b"a O\n" * 99, mtime=0)
         ("a.csv", "a,b\r1,2\nc,d", table, "line 1 is not CSV: a carriage return"),
         ("a.csv", "a,b\n1,2,3\n4,5,6\n", table, r"line 2 has 3 columns, not 2: \['a', 'b'\]"),
         ("a.tsv", "a\ta\n1\t2\n", table, r"the columns \['a', 'a'\]"),
-        ("a.tsv", "a\tb\n1\t2\n", lambda path: table(path, "a", "b"), "line 1 is a header; leave out --column_names"),
+        ("a.tsv", "1\t2\na\tb\n", lambda path: table(path, "a", "b"), "line 2 is a header; remove the line"),
         ("a.csv", "a,b\n1,2\na,b\n", table, "line 3 is a header; remove the line"),
         # JSON
         ("a.jsonl", '{"a": 1}\n{"a" 1}\n', rows, "line 2 is not JSON.*Expecting ':' delimiter"),

@@ -428,6 +428,25 @@ def test_settings_come_from_the_training_unless_they_are_passed(tmp_path):
     assert again["metrics"] == record["metrics"]["validation"]
 
 
+def test_files_that_do_not_need_the_options_of_the_training(tmp_path, caplog):
+    """Without dropped labels, with a header, and with another format of roles."""
+    bilm(tmp_path / "bilm")
+    table = "good\t1\nbad\t0\nso so\t-\n"
+    headless = written(tmp_path / "headless.tsv", table)
+    options = {"drop_labels": "-", "column_names": ["text", "label"], "max_steps": 1, "output_dir": tmp_path / "texts"}
+    train_head("classify", tmp_path, train_file=headless, validation_file=headless, test_file=None, **options)
+    file = written(tmp_path / "texts.tsv", f"text\tlabel\n{table.partition('so so')[0]}")
+    found, predictions = evaluated(tmp_path / "of texts", tmp_path / "texts", file)
+    assert [row["label"] for row in predictions] == ["1", "0"] and found["unknown_labels"] == {}
+    assert "--drop_labels -: no sample has such a label." in caplog.text
+    roles = TASKS / "propbank_dev.tsv"
+    options = {"roles_format": "propbank", "max_steps": 1, "max_train_samples": 3, "output_dir": tmp_path / "roles"}
+    train_head("srl", tmp_path, train_file=roles, validation_file=roles, test_file=None, **options)
+    row = {"tokens": ["It", "rains"], "predicate_index": [1], "predicate_tags": [["O", "B-V"]]}
+    found, predictions = evaluated(tmp_path / "of roles", tmp_path / "roles", rows_of(tmp_path / "roles.jsonl", [row]))
+    assert [row["predicates"] for row in predictions] == [[1]]
+
+
 def test_a_head_in_eight_bits_is_evaluated(trained, tmp_path):
     model, files = trained("entities")
     small = ELMoForTokenClassification.from_pretrained(model).quantize()

@@ -154,8 +154,9 @@ def test_conll_2012(tmp_path):
 
 def test_the_format_of_another_ending(tmp_path):
     assert read(tmp_path / "a.txt", PROPBANK, roles_format="propbank") == READ
+    rows = written(tmp_path / "a.jsonl", json.dumps(ROW))
     with refused("--roles_format is for files with one word per line"):
-        read(tmp_path / "a.jsonl", "{}", roles_format="conll2005")
+        SemanticRoles.read(SemanticRoleArguments(train_file=str(rows), roles_format="conll2005"))
 
 
 def test_a_lemma_beside_a_later_word(tmp_path):

@@ -14,6 +14,7 @@ from typing import Any, Literal
 import numpy as np
 from datasets import Dataset, DatasetDict, Features, Value
 from transformers import DataCollatorWithPadding
+from transformers.utils import logging
 
 from modeling_elmo import ELMoConfig, ELMoForSequenceClassification, ELMoTokenizer
 from modeling_elmo.inputs import NO_LABEL
@@ -35,6 +36,8 @@ from ..data import (
 from ..metrics import classification_scores, multilabel_scores, regression_scores
 from ..task import Batch, Record, SavedHead, SplitOutput, Task, label_config, log_mean_odds, log_mean_probabilities
 from ..trainer import TaskTrainingArguments
+
+logger = logging.get_logger(__name__)
 
 PIPELINE_COLUMNS = [("text", "text_pair"), ("text",)]
 # Names of the columns in data sets that have no `text` or `label`.
@@ -436,5 +439,5 @@ def _without_labels(splits: DatasetDict, dropped: list[str]) -> DatasetDict:
         if not count:
             raise ValueError(f"{given} leaves no sample of {split!r}; pass data with labels.")
     if remaining.num_rows == splits.num_rows:
-        raise ValueError(f"{given}: no sample has such a label; leave it out.")
+        logger.warning(f"{given}: no sample has such a label.")  # the option may come from the training of a head
     return remaining

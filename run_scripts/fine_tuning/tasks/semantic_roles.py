@@ -156,12 +156,12 @@ class SemanticRoles(Task):
     def read_data(arguments: SemanticRoleArguments) -> DatasetDict:
         read = partial(role_rows, roles_format=arguments.roles_format)
         sources = split_sources(arguments, dict.fromkeys(ROLE_FORMATS, read) | JSON_FORMATS)
-        files = chain.from_iterable(source.files for source in sources.values())
-        if arguments.roles_format and not any(format_suffix(file) in ROLE_FORMATS for file in files):
-            raise ValueError("--roles_format is for files with one word per line, and there is none; leave it out.")
         return converted_splits(sources, checked_row, ROLE_FEATURES)
 
     def prepare(self, data: DatasetDict):
+        files = [Path(name) for split, name in self.source.items() if split.endswith("_file")]
+        if self.arguments.roles_format and not any(format_suffix(file) in ROLE_FORMATS for file in files):
+            raise ValueError("--roles_format is for files with one word per line, and there is none; leave it out.")
         self.labels = scored_labels(data, "predicate_tags")
         self.config = label_config(self.labels)
         most = self.arguments.max_length
