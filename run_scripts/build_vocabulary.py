@@ -19,7 +19,7 @@ from modeling_elmo.run_scripts.pretraining.corpus import (
     write_vocabulary,
 )
 from modeling_elmo.run_scripts.pretraining.counting import count_words, word_length
-from modeling_elmo.run_scripts.program.command_line import ProgramParser, option, print_conclusion, run
+from modeling_elmo.run_scripts.program.command_line import ProgramParser, given_options, option, print_conclusion, run
 from modeling_elmo.run_scripts.program.files import check_output
 from modeling_elmo.tokenization.elmo_characters import SPECIAL_WORDS
 from modeling_elmo.tokenization.elmo_pretokenization import TextSplitter
@@ -37,6 +37,9 @@ class VocabularyArguments(TrainTextArguments):
     max_word_length: int = option(50, "Maximum word length of the tokenizer, with begin and end, to report cut words.")
     overwrite: bool = option(False, "Replace the output if it exists.")
 
+
+# The others, which say how the text is read, are also options of `elmo pretrain`.
+OPTIONS_OF_VOCABULARY = ("output", "vocabulary_size", "min_frequency", "alphabet", "max_word_length", "overwrite")
 
 # Shares are of all words of the text, not of distinct words.
 REPORT = """\
@@ -75,9 +78,10 @@ def main(arguments: list[str] | None = None) -> dict[str, Any]:
         "cut_distinct_words": len(cut),
     }
     print(output, REPORT.format(**report), sep="\n")
-    pretrain = ("elmo", "pretrain", "--vocabulary_file", output, "--train_file", "TEXT", "--output_dir", "bilm")
+    of_text = given_options(parsed, but=OPTIONS_OF_VOCABULARY)
     print_conclusion(
-        f"A biLM with this vocabulary learns {1 - report['coverage']:.2%} of the words as <UNK>.", *pretrain
+        f"A biLM with this vocabulary learns {1 - report['coverage']:.2%} of the words as <UNK>.",
+        *("elmo", "pretrain", "--vocabulary_file", output, *of_text, "--output_dir", "bilm"),
     )
     return report
 

@@ -268,7 +268,9 @@ def next_neighbors_command(text: GroupedText, parsed: NeighborArguments, groups:
         return [*words, "--controls", str(DEFAULT_CONTROLS)]
     if parsed.clusters is None:
         return [*words, "--clusters"]
-    return ["elmo", "explore", parsed.model, "--corpus", *text.patterns]
+    corpus = [] if text.text_column != "text" else ["--corpus", *text.patterns]  # it reads no other column
+    language = [] if text.language is None else ["--split_sentences", text.language]
+    return ["elmo", "explore", parsed.model, *corpus, *language]
 
 
 def described_uses(
@@ -350,7 +352,7 @@ def find_change(
         print(format_ranking(result, control_advice(groups)))
         finding = changed_words(result)
         first = result["ranking"][0]["words"][0]["word"]
-        of_word = given_options(parsed, groups, but=["words", "output"])
+        of_word = given_options(parsed, groups, but=["words", "output", "save_vectors"])
         following = ["elmo", "neighbors", *text.patterns, "--word", first, *of_word]
     if parsed.output:
         output = Path(parsed.output)

@@ -29,7 +29,7 @@ from transformers.utils import logging
 from modeling_elmo.run_scripts.cards.tables import probe_table
 from modeling_elmo.run_scripts.fine_tuning.metrics import tagging_scores
 from modeling_elmo.run_scripts.fine_tuning.tasks.tagging import Tagging, TaggingDataArguments
-from modeling_elmo.run_scripts.program.command_line import ProgramParser, print_conclusion, run
+from modeling_elmo.run_scripts.program.command_line import ProgramParser, given_options, print_conclusion, run
 from modeling_elmo.run_scripts.program.files import write_json
 from modeling_elmo.run_scripts.vectors.layer_sources import LayerSourceArguments, layer_sources, write_sentences
 
@@ -75,9 +75,8 @@ def main(arguments: list[str] | None = None) -> dict[str, Any]:
                 for name, tags_of_splits in predicted.items()
             }
     print(probe_table(result))
-    print_conclusion(
-        best_layer(result), *("elmo", "ner", "--model_name_or_path", "MODEL", "--train_file", files["train"])
-    )
+    tagger = ("elmo", "ner", "--model_name_or_path", parsed.model or "MODEL", *given_options(data_arguments))
+    print_conclusion(best_layer(result), *tagger, "--output_dir", "tagger")
     if parsed.output:
         write_json(Path(parsed.output), result)
     return result

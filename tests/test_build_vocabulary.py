@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 from datasets import Dataset, DatasetDict
+from endings import conclusion
 from errors import refused
 from places import TEXT
 from pretraining_worker import arguments_of
@@ -57,9 +58,12 @@ def test_size_frequency_and_coverage(vocab):
 
 
 @pytest.mark.parametrize("options", [{}, {"pre_tokenization": "treebank"}], ids=["default", "treebank"])
-def test_the_tokenizer_knows_the_words_that_the_report_covers(vocab, options):
+def test_the_tokenizer_knows_the_words_that_the_report_covers(vocab, options, capsys):
     flags = arguments_of(options)
     report = build(vocab, "--train_file", TEXT / "en_raw.txt", "--vocabulary_size", 500, *flags)
+    _, following = conclusion(capsys.readouterr().out)
+    of_text = ["--train_file", str(TEXT / "en_raw.txt"), *flags]
+    assert following == ["elmo", "pretrain", "--vocabulary_file", str(vocab), *of_text, "--output_dir", "bilm"]
     tokenizer = ELMoTokenizer(vocab_file=vocab, **options)
     ids = tokenizer((TEXT / "en_raw.txt").read_text("utf-8").splitlines(), add_special_tokens=False)
     ids = [index for text in ids["input_ids"] for index in text]

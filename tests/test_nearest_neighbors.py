@@ -86,6 +86,16 @@ def test_nearest_words_without_a_context(folder, tmp_path, capsys):
         words_in_file(str(file), "gioca")
 
 
+def test_the_explorer_gets_a_text_that_it_reads_in_the_same_way(folder, tmp_path, capsys):
+    explore = ["elmo", "explore", str(folder)]
+    run_neighbors(folder, clusters=2, split_sentences="en", raw_text=True)
+    assert conclusion(capsys.readouterr().out)[1] == [*explore, "--corpus", str(TEXT), "--split_sentences", "en"]
+    rows = ["sentence\tyear", *(f"{' '.join(words)}\t1990" for words in LINES)]
+    table = written(tmp_path / "play.tsv", "\n".join(rows))
+    run_neighbors(folder, table, clusters=2, text_column="sentence")
+    assert conclusion(capsys.readouterr().out)[1] == explore  # which has no option for the column
+
+
 def test_uses_are_drawn_by_the_seed(folder):
     seen = [[query["use"] for query in run_neighbors(folder, seed=seed)["queries"]] for seed in (0, 0, 1)]
     assert seen[0] == seen[1] != seen[2]

@@ -6,6 +6,7 @@ import h5py
 import numpy as np
 import pytest
 from bilm_models import plain_layers
+from endings import conclusion
 from errors import refused
 from pretraining_worker import arguments_of
 from scipy.optimize import minimize
@@ -92,6 +93,20 @@ def test_each_layer_of_a_model(folder, files, tmp_path, capsys):
             assert score == pytest.approx(hits.mean(), abs=0.03)  # other sums of float32
             assert f"{100 * score:.1f}" in printed
     assert found["test"]["words"] == sum(map(len, tags["test"])) and found["test"]["file"] == "my.test.tsv"
+    tagger = ["elmo", "ner", "--model_name_or_path", str(folder), *options(files), "--output_dir", "tagger"]
+    assert sorted(conclusion(printed)[1]) == sorted(tagger)
+
+
+def test_the_next_command_reads_the_same_data(tmp_path, capsys):
+    """Words in the second column, and vectors of no model."""
+    lines = ["".join(f"{tag}\t{word}\n" for word, tag in sentence) for sentence in sentences(40, 0)]
+    file = written(tmp_path / "tags_first.tsv", "\n".join(lines))
+    vectors = written(tmp_path / "vectors.txt", "\n".join(f"{word} {len(word)} 1" for word in WORDS))
+    columns = {"train_file": file, "test_file": file, "tags_column": 1, "word_column": 2}
+    probe.main(["--word_vectors", str(vectors), *arguments_of(columns)])
+    following = conclusion(capsys.readouterr().out)[1]
+    tagger = ["elmo", "ner", "--model_name_or_path", "MODEL", *arguments_of(columns), "--output_dir", "tagger"]
+    assert sorted(following) == sorted(tagger)
 
 
 def test_vectors_from_elsewhere(files, tmp_path):
