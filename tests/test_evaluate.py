@@ -305,6 +305,14 @@ def test_labels_that_the_model_lacks_are_named_and_count_as_errors(trained, tmp_
     assert "B-DATE (1), I-DATE (1)." in page
 
 
+def test_labels_of_samples_that_are_left_out_are_not_counted(trained, tmp_path):
+    model, _ = trained("labels")
+    rows = [{"text": "fine", "label": label} for label in "12022"]
+    file = rows_of(tmp_path / "texts.jsonl", rows)
+    found, _ = evaluated(tmp_path, model, file, max_eval_samples=3)
+    assert found["unknown_labels"] == {"2": 1} and found["files"][str(file)]["samples"] == 3
+
+
 def test_other_labels_of_texts_and_answers(trained, tmp_path, caplog):
     model, _ = trained("labels")
     rows = [{"text": "fine", "label": "1"}, {"text": "so so", "label": "2"}]

@@ -6,6 +6,7 @@ import random
 import numpy as np
 import pytest
 
+from modeling_elmo.run_scripts.cards.tables import rate_cell
 from modeling_elmo.run_scripts.fine_tuning.metrics import (
     answer_scores,
     classification_scores,
@@ -117,6 +118,13 @@ def test_classification_scores_by_hand():
         "confusion": [[1, 0, 0], [1, 2, 0], [0, 0, 0]],
     }
     assert json.loads(json.dumps(found)) == found
+
+
+def test_the_number_of_a_class_is_whole_where_nothing_is_right():
+    wrong = {"precision": 0.0, "recall": 0.0, "f1": 0.0, "number": 1}
+    found = classification_scores([1, 0], [0, 1], ["no", "yes"])
+    assert found["per_label"] == {"no": wrong, "yes": wrong}
+    assert rate_cell(found["per_label"]["no"], "number") == "1"
 
 
 def test_multilabel_scores_by_hand():

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import seqeval.metrics
 from datasets import ClassLabel, Dataset, DatasetDict, Features, Value
+from errors import refused
 from task_worker import TASKS, WNUT17, sentences_of, written
 
 from modeling_elmo import ELMoTokenizer
@@ -216,6 +217,9 @@ def test_a_word_without_a_tag_is_neither_learned_nor_scored(tmp_path, caplog):
         "train: 3 words have the tag _, which means no tag. They are not learned and not scored.",
         "test: 1 words have the tag _, which means no tag. They are not learned and not scored.",
     ]
+    with refused("test: all words have the tag _, which means no tag. Pass tagged data, or leave it out"):
+        blind = written(tmp_path / "blind.conllu", conllu("_", "_"))
+        Tagging.read(TaggingArguments(train_file=str(train), test_file=str(blind)))
     splits = task.encode_splits(ELMoTokenizer())
     assert splits["train"]["labels"][:] == [[-100, 0, -100, 1, -100], [-100] * 4]
     logits = np.zeros((1, 5, 2))

@@ -137,7 +137,8 @@ def _rates(predicted: np.ndarray, gold: np.ndarray, classes: Sequence[Any]) -> l
     """Precision, recall, F1 and gold number of each class."""
     from sklearn.metrics import precision_recall_fscore_support
 
-    columns = precision_recall_fscore_support(gold, predicted, labels=classes, zero_division=0)
+    *rates, numbers = precision_recall_fscore_support(gold, predicted, labels=classes, zero_division=0)
+    columns = [*rates, numbers.astype(int)]  # scikit-learn counts in floats where nothing is right
     rows = zip(*(column.tolist() for column in columns), strict=True)
     return [dict(zip(RATES, row, strict=True)) for row in rows]
 

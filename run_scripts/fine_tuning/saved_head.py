@@ -15,7 +15,7 @@ from modeling_elmo import ELMoConfig, ELMoTokenizer
 
 from ..program.files import read_json
 from ..program.models import check_model, load_pretrained
-from .data import DataArguments
+from .data import DataArguments, take_samples
 from .task import Record, SavedHead, SplitOutput, Task
 from .tasks import TASKS, task_class
 from .trainer import TaskTrainer, TaskTrainingArguments
@@ -76,7 +76,7 @@ def task_on_files(saved: SavedHead, sources: Mapping[str, Mapping[str, Any]], **
                 reason += f" {saved.name} needs files with labels, as `elmo {task_name(saved)}` reads them; for text "
                 reason += "without labels, use the pipeline on its card."
             raise type(error)(reason) from error
-    return task_type(arguments, data, saved)
+    return task_type(arguments, take_samples(data, arguments), saved)  # whose unknown labels are counted
 
 
 def head_trainer(task: Task, name: str, training: TaskTrainingArguments, preprocess_logits: Any = None) -> TaskTrainer:

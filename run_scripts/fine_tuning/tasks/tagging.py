@@ -146,7 +146,12 @@ class Tagging(Task):
 
     def _tell_untagged(self, data: DatasetDict):
         for split, sentences in data.items():
-            count = sum(tag in self.ignored for _, tag in row_labels(sentences, "tags"))
+            are_untagged = [tag in self.ignored for _, tag in row_labels(sentences, "tags")]
+            count = sum(are_untagged)
+            if all(are_untagged):
+                raise ValueError(
+                    f"{split}: all words have the tag _, which means no tag. Pass tagged data, or leave it out."
+                )
             if count:
                 logger.warning(
                     f"{split}: {count:,} words have the tag _, which means no tag. They are not learned and not scored."
