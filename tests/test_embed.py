@@ -360,7 +360,11 @@ def test_sentences_may_be_texts_or_words(loaded, alone):
     assert tokens == (["They", "didn", "'t", "."], ["They", "didn't."], [], [])
     assert_close(vectors, alone(tokens))
     with refused("has no mix of its layers"):
-        next(embedding.embed_sentences(["a"], ELMoModel(tiny(), add_mixing_layer=False), loaded[1]))
+        next(embedding.embed_sentences(["a"], ELMoModel(tiny(), add_mixing_layer=False).eval(), loaded[1]))
+    with refused("in training mode, with dropout; call `model.eval"):
+        next(embedding.embed_sentences(["a"], ELMoModel(tiny()), loaded[1]))
+    with refused("an ELMoForPreTraining; pass its biLM, `model.base_model`", TypeError):
+        next(embedding.embed_sentences(["a"], ELMoForPreTraining(tiny()).eval(), loaded[1]))
 
 
 # Interruptions

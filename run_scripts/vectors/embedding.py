@@ -44,7 +44,9 @@ def embed_sentences(
         layers, pooling, dtype, batch_tokens: as for `elmo embed`.
 
     Raises:
-        TypeError: `sentences` is one text, or has something else than texts and lists of words.
+        TypeError: `sentences` is one text, or has something else than texts and lists of words; or the model is a head
+            or a language model.
+        ValueError: the model is in training mode.
 
     Shape:
         vectors: `(tokens, dim)`, with a pooling `(dim,)`; with `layers="all"` one more dimension in front, `layers`.
@@ -52,6 +54,10 @@ def embed_sentences(
     check_choice("layers", layers, LayerChoice)
     check_choice("pooling", pooling, PoolingChoice)
     check_choice("dtype", dtype, StoredDtype)
+    if not hasattr(model, "scalar_mix"):
+        raise TypeError(f"The model is an {type(model).__name__}; pass its biLM, `model.base_model`.")
+    if model.training:
+        raise ValueError("The model is in training mode, with dropout; call `model.eval()` first.")
     lines = (to_line("", sentence, True, "word") for sentence in checked_sentences(sentences))
     if batch_tokens < 1:
         raise ValueError(f"batch_tokens is {batch_tokens}; pass a number of at least 1.")
