@@ -118,13 +118,27 @@ def test_ranks_are_devices(model_dir, monkeypatch):
     "options, texts, message",
     [
         ({"column": "sentence"}, ["a"], r"no column 'sentence' but \['text'\]; pass column=NAME"),
-        ({}, "a play", "'text' has one text, not a batch; pass batched=True"),
+        ({}, "a play", "'text' has one row, not a batch; pass batched=True"),
         ({"batch_tokens": 0}, ["a"], "batch_tokens is 0"),
     ],
 )
 def test_mistakes(model_dir, options, texts, message):
     with refused(message, (ValueError, TypeError)):
         Embedder(str(model_dir), **options)({"text": texts})
+
+
+@pytest.mark.parametrize("kind", [None, "numpy", "torch", "iterable"])
+def test_a_row_of_words_is_not_a_batch_of_texts(model_dir, kind):
+    data = datasets.Dataset.from_dict({"words": [["a", "play"], ["one"]], "id": [1, 2]})
+    data = data.to_iterable_dataset() if kind == "iterable" else data.with_format(kind)
+    embedder = Embedder(str(model_dir), "words", layers="top")
+    with refused("'words' has one row, not a batch; pass batched=True"):
+        list(data.map(embedder))
+    rows = list(data.map(embedder, batched=True))
+    np.testing.assert_allclose(rows[0]["vectors"], layers_of(model_dir, ["a", "play"])[-1], atol=TOLERANCE)
+    if kind is None:
+        with refused("'words' has one row"):
+            data.remove_columns("id").map(embedder)
 
 
 @pytest.fixture

@@ -47,8 +47,8 @@ class Embedder:
         """The columns of a batch, and two more. `rank`, of `datasets.map(with_rank=True)`, chooses the CUDA device."""
         if self.column not in batch:
             raise ValueError(f"The rows have no column {self.column!r} but {list(batch)}; pass column=NAME.")
-        if isinstance(batch[self.column], str):
-            raise ValueError(f"The column {self.column!r} has one text, not a batch; pass batched=True to map.")
+        if is_row(batch):
+            raise ValueError(f"The column {self.column!r} has one row, not a batch; pass batched=True to map.")
         if self._loaded is None:
             use_one_thread_if_forked()
             device = str(local_device(self.device, rank))
@@ -66,3 +66,19 @@ class Embedder:
         for path in sorted(Path(self.model).glob("*")):
             files.append((path.name, path.stat().st_mtime_ns))
         return {**vars(self), "_loaded": None, "files": files}
+
+
+def is_row(batch: Mapping[str, Any]) -> bool:
+    """Whether this is a row, as `datasets` gives it without `batched=True`. The columns of a batch are equally long."""
+    lengths = {number_of_rows(batch[column]) for column in batch}
+    return type(batch).__name__ == "LazyRow" or None in lengths or len(lengths) > 1
+
+
+def number_of_rows(values: Any) -> int | None:
+    """The length of a column of a batch; `None` for another value."""
+    if isinstance(values, (str, bytes, Mapping)):
+        return None
+    try:
+        return len(values)
+    except TypeError:
+        return None
