@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
 from itertools import chain
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
@@ -65,68 +66,83 @@ def open_lines(
     """
     if bool(patterns) == (arguments.dataset is not None):
         raise ValueError("Pass either --input FILE ... or --dataset NAME.")
-    language = arguments.split_sentences
-    check_language(language)
+    check_language(arguments.split_sentences)
+    as_line = partial(to_line, is_raw_text=is_raw_text, unit=unit)
     if not patterns:
         texts, _ = dataset_texts(arguments)
-
-        def rows() -> Iterator[InputLine]:
-            numbered: Iterable[tuple[int, Any]] = enumerate(texts())
-            if language is not None:
-                numbered = sentences_of(numbered, language, are_lines=False)
-            for row, text in numbered:
-                line = to_line(f"{arguments.dataset}, row {row}", text, is_raw_text, unit)
-                if language is not None:
-                    line = line._replace(file=arguments.dataset, number=row)
-                yield line
-
-        return rows
+        return partial(_lines_of_dataset, arguments, texts, as_line)
     refuse_unread(arguments, ("dataset_config", "split", "streaming"), "without --dataset; leave it out.")
+    files = _input_files(patterns, is_raw_text)
+    if arguments.split_sentences is None:
+        warn_of_wrapped_lines(files)
+    columns = other_columns(files, arguments.text_column) if keeps_columns else []
+    return partial(_lines_of_files, arguments, files, columns, as_line)
+
+
+def _input_files(patterns: Sequence[str], is_raw_text: bool) -> list[Path]:
+    """The files of `--input`: texts, or FASTA files."""
     files = list(map(Path, files_of(patterns)))
     known = (*TEXT_SUFFIXES, *FASTA_SUFFIXES)
-    fasta_files = []
     for path in files:
         suffix = format_suffix(path)
         if suffix not in known and path.suffix.lower() == suffix:
             raise ValueError(f"--input {path}: unknown suffix {suffix!r}; pass {', '.join(known)}, .gz or .zst.")
-        if suffix in FASTA_SUFFIXES:
-            fasta_files.append(path)
+    fasta_files = list(filter(_is_fasta, files))
     if fasta_files and is_raw_text:
         raise ValueError(
             f"--input {fasta_files[0]} has sequences, whose tokens are single letters; leave out --raw_text."
         )
     if len(fasta_files) not in (0, len(files)):
         raise ValueError("--input has FASTA files, whose records have names, and texts. Pass one kind at a time.")
-    if language is None:
-        warn_of_wrapped_lines(files)
-    has_places = len(files) > 1 or language is not None
-    columns = other_columns(files, arguments.text_column) if keeps_columns else []
+    return files
 
-    def lines() -> Iterator[InputLine]:
-        files_of_names: dict[str, str] = {}
-        for path in files:
-            for number, line in file_lines(path):
-                if has_places:
-                    line = line._replace(file=str(path), number=number)
-                if has_places and line.name is not None:
-                    other = files_of_names.setdefault(hdf5_name(line.name), str(path))
-                    if other != str(path):
-                        raise ValueError(f"{path}: {other} has the name {line.name!r:.60} too (/ is _); change it.")
-                yield line
 
-    def file_lines(path: Path) -> Iterator[tuple[int, InputLine]]:
-        if fasta_files:
-            yield from fasta_records(path)
-            return
-        cells = cells_of_lines(path)
-        for number, text in text_sentences(path, arguments.text_column, language):
-            line = to_line(f"{path}, line {number}", text, is_raw_text, unit)
-            if columns:
-                row = cells(number)
-                line = line._replace(columns={name: row.get(name) for name in columns})
-            yield number, line
+def _is_fasta(path: Path) -> bool:
+    return format_suffix(path) in FASTA_SUFFIXES
 
-    return lines
+
+def _lines_of_dataset(
+    arguments: TextArguments, texts: Callable[[], Iterable[Any]], as_line: Callable[[str, Any], InputLine]
+) -> Iterator[InputLine]:
+    language = arguments.split_sentences
+    numbered: Iterable[tuple[int, Any]] = enumerate(texts())
+    if language is not None:
+        numbered = sentences_of(numbered, language, are_lines=False)
+    for row, text in numbered:
+        line = as_line(f"{arguments.dataset}, row {row}", text)
+        if language is not None:
+            line = line._replace(file=arguments.dataset, number=row)
+        yield line
+
+
+def _lines_of_files(
+    arguments: TextArguments, files: Sequence[Path], columns: Sequence[str], as_line: Callable[[str, Any], InputLine]
+) -> Iterator[InputLine]:
+    has_places = len(files) > 1 or arguments.split_sentences is not None
+    files_of_names: dict[str, str] = {}
+    for path in files:
+        lines = fasta_records(path) if _is_fasta(path) else _lines_of_texts(arguments, path, columns, as_line)
+        for number, line in lines:
+            if has_places:
+                line = line._replace(file=str(path), number=number)
+            if has_places and line.name is not None:
+                other = files_of_names.setdefault(hdf5_name(line.name), str(path))
+                if other != str(path):
+                    raise ValueError(f"{path}: {other} has the name {line.name!r:.60} too (/ is _); change it.")
+            yield line
+
+
+def _lines_of_texts(
+    arguments: TextArguments, path: Path, columns: Sequence[str], as_line: Callable[[str, Any], InputLine]
+) -> Iterator[tuple[int, InputLine]]:
+    """The lines of a file, each with its number."""
+    cells = cells_of_lines(path)
+    for number, text in text_sentences(path, arguments.text_column, arguments.split_sentences):
+        line = as_line(f"{path}, line {number}", text)
+        if columns:
+            row = cells(number)
+            line = line._replace(columns={name: row.get(name) for name in columns})
+        yield number, line
 
 
 def other_columns(files: Iterable[Path], text_column: str) -> list[str]:
