@@ -23,6 +23,14 @@ def test_memory_does_not_grow_with_the_number_of_lines(tmp_path, pack):
     tracemalloc.stop()
 
 
+def test_joined_files_have_a_mark_each(tmp_path):
+    """As `cat` joins files of Windows. A mark inside a line is a character."""
+    (tmp_path / "a.txt").write_bytes("".join(f"\ufeff{name} \ufeffb\nc\n" for name in "xy").encode())
+    assert [*numbered_lines(tmp_path / "a.txt")] == [(1, "x \ufeffb"), (2, "c"), (3, "y \ufeffb"), (4, "c")]
+    (tmp_path / "mac.txt").write_bytes(b"\xef\xbb\xbfa\rb\r")
+    assert [*numbered_lines(tmp_path / "mac.txt")] == [(1, "a"), (2, "b")]
+
+
 def test_pyarrow_is_asked_for(tmp_path, monkeypatch):
     (tmp_path / "a.txt.zst").write_bytes(zstandard.compress(b"a"))
     monkeypatch.setattr(command_line, "find_spec", lambda name: None)
