@@ -166,8 +166,27 @@ def test_a_resumed_run_tells_where_it_continues_and_whether_the_schedule_moved(m
     capsys.readouterr()
     pretrain(tmp_path, resume_from_checkpoint="last", **options | {"max_steps": None} | more)
     printed = capsys.readouterr().out
-    assert f"Continuing {tmp_path / 'run' / 'checkpoint-7'} at step 7 of " in printed
+    assert f"Continuing {tmp_path / 'run' / 'checkpoint-7'} at step 7" in printed
     assert received in printed and ("moves" in printed) == (more != {"max_steps": 14})
+
+
+def test_a_run_of_epochs_continues_beyond_the_estimate_of_its_steps(tmp_path, capsys):
+    """Padding adds steps to the estimate. The epochs decide whether anything is left to train."""
+    options = {"max_steps": None, "num_train_epochs": 2, "save_steps": 1, "save_total_limit": None}
+    run = pretrain(tmp_path, **options)
+    steps = run.progress.step
+    assert run.num_steps < steps - 1
+    for found in (tmp_path / "run").iterdir():
+        if found.name != f"checkpoint-{steps - 1}":
+            shutil.rmtree(found) if found.is_dir() else found.unlink()
+    capsys.readouterr()
+    again = pretrain(tmp_path, resume_from_checkpoint="last", **options)
+    printed = capsys.readouterr().out
+    assert f"at step {steps - 1}, epoch 1." in printed and " of 2.\n" in printed and "nothing is left" not in printed
+    assert_same(again.progress.log, run.progress.log)
+    pretrain(tmp_path, resume_from_checkpoint="last", **options | {"num_train_epochs": 1})
+    told = f"is at step {steps}, epoch 2.00 of 1, and this run ends after epoch 1: nothing is left to train"
+    assert told in capsys.readouterr().out
 
 
 # A process that is killed or stopped

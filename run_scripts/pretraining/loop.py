@@ -477,15 +477,19 @@ class Pretraining:
     def tell_where_it_continues(self, checkpoint: Path, rate_before: float):
         """Prints the step and the epoch, and the options that move the schedule of the learning rate, if any do."""
         progress, rate = self.progress, self.optimizers[0].param_groups[0]["lr"]
-        if progress.step > self.num_steps:
+        steps, epochs = self.arguments.max_steps, self.arguments.num_train_epochs
+        place = f"step {progress.step:,}, epoch {progress.epoch:.2f} of {epochs:g}"
+        end, is_over = f"epoch {epochs:g}", progress.epoch > epochs  # `num_steps` is an estimate
+        if steps > 0:
+            place = f"step {progress.step:,} of {steps:,}, epoch {progress.epoch:.2f}"
+            end, is_over = f"step {steps:,}", progress.step > steps
+        if is_over:
             self._print(
-                f"{checkpoint} has step {progress.step:,}, and this run ends after step {self.num_steps:,}: nothing "
-                "is left to train. Pass a larger --max_steps or --num_train_epochs to continue."
+                f"{checkpoint} is at {place}, and this run ends after {end}: nothing is left to train. Pass a larger "
+                "--max_steps or --num_train_epochs to continue."
             )
             return
-        self._print(
-            f"Continuing {checkpoint} at step {progress.step:,} of {self.num_steps:,}, epoch {progress.epoch:.2f}."
-        )
+        self._print(f"Continuing {checkpoint} at {place}.")
         kind = self.arguments.lr_scheduler_type
         effect, constant = f"moves the {kind} schedule", "the schedule"
         if kind == "constant":
