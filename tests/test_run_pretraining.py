@@ -87,6 +87,8 @@ REFUSED = [
     ({"vocabulary_size": None, "tokenizer_name": "a"}, "the tokenizer decides max_word_length.*max_word_length=12"),
     ({"config_overrides": "dropout=0.2"}, "--config_overrides dropout=0.2"),
     ({"config_overrides": '{"dropoutt": 0.2}'}, "ELMoConfig has no field `dropoutt`. Did you mean `dropout`"),
+    ({"config_overrides": '{"use_characters": false}'}, "use_characters is not a field of a biLM's ELMoConfig; pass "),
+    ({"config_overrides": '{"task_hidden_size": 9}'}, "task_hidden_size is not a field of a biLM's ELMoConfig; pass "),
     ({"config_overrides": '{"projection_size": 0}'}, "`projection_size` is 0"),
     ({"config_overrides": '{"tie_word_embeddings": true}'}, "`tie_word_embeddings` is True; .*'char_vocab_size': 262"),
     ({"num_sampled": 20}, "--num_sampled 20 .* softmax of type full"),
