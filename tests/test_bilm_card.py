@@ -8,6 +8,7 @@ import re
 import sys
 
 import pytest
+from errors import refused
 from golden import check_golden
 from huggingface_hub import ModelCard
 
@@ -107,7 +108,9 @@ SENSES = {
 
 def trained_further(folder):
     """All findings, beside results of other tools."""
-    for number, other in enumerate(({"records": [1, 2]}, {"records": 3}, [4], {"records": [{"arm": "a"}]})):
+    others = [{"records": [1, 2]}, {"records": 3}, [4], {"records": [{"arm": "a"}]}, {"all": 5}, {"same_sense": 0.5}]
+    others += [{"metric": "f1", "test": 0.5}, {"metric": "f1", "test": {"f1": 0.5}}]
+    for number, other in enumerate(others):
         write_result(folder, f"of_another_tool_{number}", other)
     write_result(folder, "nearest_neighbors_play", {"word": "play", "layer": "top", "queries": [], "uses": 12})
     write_result(folder, "pairs_BLiMP", {"all": {"pairs": 8, "forward": 0.5, "backward": 0.75, "both": 0.625}})
@@ -195,6 +198,15 @@ def test_front_matter_names_no_folder(tmp_path, monkeypatch):
         text = write(tmp_path, base_model=local)
         assert ModelCard.load(tmp_path / "README.md").data.base_model is None
         assert f"trained further from {local.split('/')[-1]}." in text and str(tmp_path) not in text
+
+
+@pytest.mark.parametrize("name, lacks", [("pretraining", "data, log"), ("conversion", "origin, arrays")])
+def test_a_record_of_something_else(name, lacks, tmp_path):
+    """The file may have the name of ours by chance."""
+    write(tmp_path)
+    write_result(tmp_path, name, {"loss": 0.5})
+    with refused(rf"{name}\.json is not the record of a run: it lacks {lacks}, .* Copy it from the run, or delete it"):
+        write_bilm_card(tmp_path, "someone/elmo")
 
 
 @pytest.mark.parametrize("log", [[], LOG[1:3]], ids=["empty", "training only"])

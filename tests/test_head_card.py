@@ -4,6 +4,7 @@ Tests of the programs that fine-tune read the cards of real runs.
 """
 
 import pytest
+from errors import refused
 from golden import check_golden
 from huggingface_hub import ModelCard
 
@@ -80,3 +81,7 @@ def test_the_record_in_the_folder_is_the_default(tmp_path):
     expected = written(tmp_path)
     write_json(tmp_path / "record.json", RECORD)
     assert write_head_card(tmp_path, "someone/tagger").read_text("utf-8") == expected
+    for content, lacks in (([1], "seed, metric, "), ({"metric": "f1", "seed": 2}, "metrics, layer_weights, ")):
+        write_json(tmp_path / "record.json", content)
+        with refused(rf"record\.json is not the record of a run: it lacks {lacks}.* Copy it from the run, or delete"):
+            write_head_card(tmp_path, "someone/tagger")

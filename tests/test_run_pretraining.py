@@ -26,10 +26,10 @@ from modeling_elmo.conversion.formats import convert_checkpoint
 from modeling_elmo.conversion.tensorflow import OPTIMIZER_STATE, TensorFlowCheckpoint
 from modeling_elmo.run_scripts import perplexity, run_pretraining
 from modeling_elmo.run_scripts.cards import publishing
-from modeling_elmo.run_scripts.cards.card import read_result
+from modeling_elmo.run_scripts.cards.card import read_result, write_result
 from modeling_elmo.run_scripts.pretraining import loop
 from modeling_elmo.run_scripts.pretraining.corpus import Corpus
-from modeling_elmo.run_scripts.pretraining.loop import PretrainingArguments
+from modeling_elmo.run_scripts.pretraining.loop import Pretraining, PretrainingArguments
 from modeling_elmo.run_scripts.program import processes
 from modeling_elmo.run_scripts.program.processes import sole_run
 from modeling_elmo.run_scripts.program.trackers import where_to_look
@@ -254,6 +254,15 @@ def test_training_a_checkpoint_further(kind, base, tmp_path):
     after = measure(tmp_path)
     assert after.perplexity == pytest.approx(last["perplexity"], rel=1e-6)
     assert after.vocabulary_size == last["vocabulary_size"] == run.plain_model.config.vocab_size
+
+
+def test_a_checkpoint_with_the_record_of_something_else(base, tmp_path, monkeypatch):
+    """It is refused before the training, because the card needs all records."""
+    model = shutil.copytree(base / "run", tmp_path / "model", ignore=shutil.ignore_patterns("checkpoint-*"))
+    write_result(model, "pretraining", {"loss": 0.5})
+    monkeypatch.setattr(Pretraining, "train", lambda _: pytest.fail("it was trained"))
+    with refused("pretraining.json is not the record of a run: it lacks data, log, base_model, published_step"):
+        train(further_options(tmp_path, model, max_steps=2))
 
 
 def test_a_model_that_became_worse_is_told(base, tmp_path, warnings_of_transformers):

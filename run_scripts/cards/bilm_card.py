@@ -17,8 +17,10 @@ from modeling_elmo.tokenization.elmo_characters import Utf8Alphabet
 from ..program.files import JsonObject, read_json
 from .card import CardValues, read_result, write_card
 from .figures import LogEntries, draw_curve
-from .tables import LayerScores, layer_names, one_line, probe_scores, sense_scores
+from .tables import LayerScores, layer_names, object_in, one_line, probe_scores, sense_scores
 
+PRETRAINING_KEYS = ("data", "log", "base_model", "published_step")  # of a record; others may be missing
+CONVERSION_KEYS = ("origin", "arrays", "equal_arrays", "files")
 SAME_PROTOCOL = ("predictions", "vocabulary_size", "protocol")  # perplexities that differ here cannot be compared
 
 
@@ -28,7 +30,7 @@ def write_bilm_card(folder: Path, name: str) -> Path:
     The example loads `name`, a folder or a repository on the Hub, whose last part is the title.
     """
     config = ELMoConfig.from_pretrained(folder)
-    run = read_result(folder, "pretraining")
+    run = read_result(folder, "pretraining", PRETRAINING_KEYS)
     published = published_evaluation(run)
     metadata = {
         "pipeline_tag": "feature-extraction",
@@ -50,7 +52,7 @@ def write_bilm_card(folder: Path, name: str) -> Path:
         "predicts_words": config.has_softmax and "ELMoForPreTraining" in (config.architectures or ()),
         "reads_bytes": config.char_vocab_size == Utf8Alphabet.size,
         "pretraining": run,
-        "conversion": read_result(folder, "conversion"),
+        "conversion": read_result(folder, "conversion", CONVERSION_KEYS),
         "layers": layer_names(config.num_hidden_layers + 1),
         "settings": run.get("settings"),
         **analysis_values(folder / "results"),
@@ -129,8 +131,8 @@ def perplexity_values(run: JsonObject) -> CardValues:
 def scores_by_layer(name: str, result: JsonObject) -> dict[str, LayerScores]:
     """The scores in a result of `elmo senses`, `elmo probe` or `elmo pairs`, by title; other results have none."""
     titled = {}
-    if "same_sense" in result:
-        scores = sense_scores(result)
+    scores = sense_scores(result)
+    if "same_sense" in scores:
         titled["nearest use has the same sense"] = scores["same_sense"]
         if accuracies := scores.get("disambiguation"):
             else_first = ", else the first" if "first sense" in accuracies else ""
@@ -138,6 +140,6 @@ def scores_by_layer(name: str, result: JsonObject) -> dict[str, LayerScores]:
     elif "metric" in result:
         for split, accuracies in probe_scores(result).items():  # of the test data, if there are any
             titled = {f"{result['metric']} of a linear layer on {split}": accuracies}
-    elif "both" in (result.get("all") or ()):
+    elif "both" in object_in(result, "all"):
         titled["accuracy"] = {"both directions": result["all"]["both"]}
     return {f"{name}: {title}": scores for title, scores in titled.items()}

@@ -6,6 +6,7 @@ sentences are in the templates of `model_cards/`: `card.md` is the frame, and `b
 """
 
 import re
+from collections.abc import Iterable
 from dataclasses import dataclass, fields
 from functools import cache
 from pathlib import Path
@@ -18,6 +19,7 @@ from markupsafe import Markup
 
 from ..program.command_line import option
 from ..program.files import JsonObject, read_json, write_json
+from .records import checked_record
 from .tables import code_span, escape_markdown, link_or_text, one_line
 
 TEMPLATES = Path(__file__).resolve().parents[2] / "model_cards"  # in a clone and in a wheel
@@ -73,10 +75,14 @@ def write_result(folder: Path, name: str, result: Any):
     write_json(folder / "results" / f"{name}.json", result)
 
 
-def read_result(folder: Path, name: str) -> JsonObject:
-    """Reads `results/{name}.json`; returns an empty dict if the file does not exist."""
+def read_result(folder: Path, name: str, needed: Iterable[str] = ()) -> JsonObject:
+    """Reads `results/{name}.json`, which must have some keys; returns an empty dict if the file does not exist."""
     path = folder / "results" / f"{name}.json"
-    result = read_json(path) if path.is_file() else {}
+    if not path.is_file():
+        return {}
+    if needed:
+        return checked_record(path, needed)
+    result = read_json(path)
     if not isinstance(result, dict):
         raise ValueError(f"{path} holds a {type(result).__name__} in place of an object. Write it again, or delete it.")
     return result

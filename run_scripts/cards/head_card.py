@@ -8,9 +8,8 @@ import modeling_elmo
 from modeling_elmo import ELMoConfig
 from modeling_elmo.heads.task_model import ELMoTaskModel
 
-from ..program.files import read_json
 from .card import write_card
-from .records import RunRecord, last_metrics, metrics_on, splits_of
+from .records import RunRecord, checked_record, last_metrics, metrics_on, splits_of
 from .tables import class_table, layer_names
 
 PIPELINE_TAGS = {
@@ -20,6 +19,7 @@ PIPELINE_TAGS = {
     "ELMoForSemanticRoleLabeling": "semantic-role-labeling",
     "ELMoForCoreferenceResolution": "coreference-resolution",
 }
+RECORD_KEYS = ("seed", "metric", "metrics", "layer_weights", "data", "columns", "train_samples", "settings")
 WITHOUT_LABELS = ("question-answering", "coreference-resolution")
 # Where the Hub has no tag of the pipeline's name.
 HUB_TAGS = dict.fromkeys(("semantic-role-labeling", "coreference-resolution"), "token-classification")
@@ -33,7 +33,7 @@ def write_head_card(folder: Path, name: str, record: RunRecord | None = None) ->
     config = ELMoConfig.from_pretrained(folder)
     path = folder / "record.json"
     if record is None:
-        record = read_json(path) if path.exists() else {}
+        record = checked_record(path, RECORD_KEYS) if path.exists() else {}
     head_class: type[ELMoTaskModel] = getattr(modeling_elmo, config.architectures[0])
     tag = PIPELINE_TAGS[config.architectures[0]]
     hub_tag = HUB_TAGS.get(tag, tag)

@@ -25,13 +25,21 @@ BASELINE_NAME = "baseline"  # the arm without ELMo
 NEEDED_KEYS = ("task", "arm", "seed", "metric", "metrics")
 
 
-def read_record(path: Path) -> RunRecord:
-    """The record in a JSON file, checked for the keys that tables need."""
+def checked_record(path: Path, needed: Iterable[str]) -> JsonObject:
+    """The record in a JSON file, which must have these keys."""
     record = read_json(path)
     present = record if isinstance(record, dict) else {}
-    missing = [key for key in NEEDED_KEYS if key not in present]
+    missing = [key for key in needed if key not in present]
     if missing:
-        raise ValueError(f"{path} is not the record of a run: it lacks {', '.join(missing)}. Pass a file of a run.")
+        raise ValueError(
+            f"{path} is not the record of a run: it lacks {', '.join(missing)}. Copy it from the run, or delete it."
+        )
+    return present
+
+
+def read_record(path: Path) -> RunRecord:
+    """The record in a JSON file, checked for the keys that tables need."""
+    record = checked_record(path, NEEDED_KEYS)
     for split, scores in record["metrics"].items():
         if record["metric"] not in scores:
             raise ValueError(f"{path} has no {record['metric']} on {split}, only {list(scores)}. Run it again.")

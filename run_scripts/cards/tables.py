@@ -337,13 +337,18 @@ def layer_table(weights: dict[str, np.ndarray]) -> str:
     return markdown_table(rows)
 
 
+def object_in(result: JsonObject, key: str) -> JsonObject:
+    """The object under a key; empty if something else or nothing is there, as in a result of another program."""
+    value = result.get(key)
+    return value if isinstance(value, dict) else {}
+
+
 def sense_scores(result: JsonObject) -> dict[str, LayerScores]:
     """The scores in a result of `elmo senses`: by measure, then by layer and baseline."""
     measures: dict[str, LayerScores] = {}
     for measure in ("same_sense", "disambiguation"):
-        if measure in result:
-            scores = result[measure].items()
-            measures[measure] = {place: score for place, score in scores if place not in NO_SCORES}
+        if scores := plain_numbers(object_in(result, measure)):
+            measures[measure] = {place: score for place, score in scores.items() if place not in NO_SCORES}
     return measures
 
 
@@ -351,9 +356,8 @@ def probe_scores(result: JsonObject) -> dict[str, LayerScores]:
     """The scores in a result of `elmo probe`: by split, then by layer and baseline."""
     splits = {}
     for split in SPLITS:
-        if split in result:
-            scores = result[split]["scores"].items()
-            splits[split] = {place: metrics[result["metric"]] for place, metrics in scores}
+        if scores := object_in(object_in(result, split), "scores"):
+            splits[split] = {place: metrics[result["metric"]] for place, metrics in scores.items()}
     return splits
 
 

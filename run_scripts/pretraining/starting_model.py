@@ -19,8 +19,10 @@ from modeling_elmo.conversion.tensorflow import OPTIMIZER_STATE
 from modeling_elmo.tokenization.elmo_characters import read_vocabulary
 from modeling_elmo.tokenization.elmo_pretokenization import TextSplitter
 
+from ..cards.bilm_card import PRETRAINING_KEYS
+from ..cards.records import checked_record
 from ..program.command_line import option, refuse_unread
-from ..program.files import parse_json_object, read_json
+from ..program.files import parse_json_object
 from ..program.models import check_model, load_pretrained
 from .checkpoints import COUNTS, on_main_process
 from .corpus import (
@@ -252,7 +254,7 @@ def trainings_of(name: str) -> list[dict[str, Any]]:
     path = cached_file(name, "results/pretraining.json", _raise_exceptions_for_missing_entries=False)
     if path is None:
         return []
-    record = read_json(Path(path))
+    record = checked_record(Path(path), PRETRAINING_KEYS)
     return [*record.pop("earlier_trainings", ()), record]
 
 
