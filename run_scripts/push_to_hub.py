@@ -30,11 +30,12 @@ def main(arguments: list[str] | None = None) -> Path | None:
     logging.disable_progress_bar()
     with tempfile.TemporaryDirectory() as scratch:
         folder = assemble(parsed, Path(scratch) / parsed.repo_id)
+        warnings = missing_facts(folder)
         print(verify(folder, parsed))
         paths = files_to_upload(folder)
         sizes = [(folder / path).stat().st_size for path in paths]
         print(*(f"{size:>12,}  {path}" for size, path in zip(sizes, paths, strict=True)), sep="\n")
-        print(f"{sum(sizes):>12,}  bytes in {len(paths)} files", *missing_facts(folder), sep="\n")
+        print(f"{sum(sizes):>12,}  bytes in {len(paths)} files", *warnings, sep="\n")
         if parsed.output_dir:
             with staged(Path(parsed.output_dir)) as copy:
                 shutil.copytree(folder, copy, copy_function=shutil.copyfile)  # safetensors lets only the owner read

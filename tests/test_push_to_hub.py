@@ -153,9 +153,12 @@ def test_missing_fields_of_the_card_are_told(front, options, expected, folder, t
     assert len(lines) == len(expected) and all(map(str.startswith, lines, expected))
 
 
-def test_front_matter_that_is_not_yaml(folder, trusting):
-    (folder / "README.md").write_text("---\nlicense: [\n---\n", "utf-8")
-    with refused(r"front matter of README\.md is not YAML: (?s:.*) Correct it\."):
+@pytest.mark.parametrize("front", [b"license: [", b"- mit", "author: Zoë".encode("latin-1")])
+def test_front_matter_that_is_not_yaml(front, folder, monkeypatch):
+    """It is told before the model is loaded in another process, which reads the card, too."""
+    monkeypatch.setattr(push_to_hub, "verify", lambda *_: pytest.fail("it was loaded"))
+    (folder / "README.md").write_bytes(b"---\n" + front + b"\n---\n")
+    with refused(r"front matter of README\.md is not a YAML object in UTF-8: (?s:.*) Correct it\."):
         send(folder)
 
 

@@ -207,8 +207,9 @@ def missing_facts(folder: Path) -> list[str]:
     """Warnings about the card: a field that the Hub shows and searches by is missing, or the example is foreign."""
     try:
         stated = metadata_load(folder / "README.md") or {}
-    except YAMLError as error:
-        raise ValueError(f"The front matter of README.md is not YAML: {error}. Correct it.") from error
+    except (YAMLError, ValueError) as error:
+        reason = f"The front matter of README.md is not a YAML object in UTF-8: {error}"
+        raise ValueError(f"{reason}. Correct it.") from error
     warnings = []
     for field, value in (("license", "cc-by-sa-4.0"), ("language", "en")):
         if not stated.get(field):
