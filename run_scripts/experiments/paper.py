@@ -38,12 +38,13 @@ from ..program.files import JsonObject, read_json, write_lines
 from ..program.models import check_model, model_digest
 from ..program.processes import sole_run
 from .experiment import ABLATIONS, experiment_arms
-from .paper_page import PlanEntries, PlanEntry, page_parts, paper_page, update_page
+from .paper_page import SCORES_OF_THE_PAPER, PlanEntries, PlanEntry, page_parts, paper_page, update_page
 from .reports import PLAN_OUTPUT, read_records, write_records
 
 PLAN = Path(__file__).with_name("paper_plan.json")
 PLAN_PROGRAMS = ("pretrain", "reproduce", "senses", "neighbors", "probe")
 PLAN_KEYS = ("name", "program", "title", "table", "files", "options")
+OPTIONAL_KEYS = ("paper", "bilm", "beside", "folds")
 PAGE = "README.md"  # of the results
 LEAST_FOLDS = 3
 TRAINED_BILM = "bilm"  # folder of the biLM that an experiment trains; its log is beside it
@@ -215,6 +216,12 @@ def read_plan(path: Path) -> PlanEntries:
         missing = [key for key in PLAN_KEYS if key not in keys]
         if missing:
             raise ValueError(f"{path}, experiment {number} lacks {', '.join(missing)}.")
+        wrong = [key for key in entry if key not in PLAN_KEYS + OPTIONAL_KEYS]
+        if wrong:
+            raise ValueError(
+                f"{path}, experiment {entry['name']}: {', '.join(wrong)} is not one of "
+                f"{', '.join(PLAN_KEYS + OPTIONAL_KEYS)}."
+            )
     names = [entry["name"] for entry in plan]
     bilms = [entry["name"] for entry in plan if entry["program"] == "pretrain"]
     for entry in plan:
@@ -228,6 +235,9 @@ def read_plan(path: Path) -> PlanEntries:
         bilm = entry.get("bilm")
         if bilm is not None and bilm not in bilms:
             raise ValueError(f"{place}: bilm {bilm!r} is not an experiment with the program 'pretrain'.")
+        beside = entry.get("beside")
+        if beside is not None and beside not in names:
+            raise ValueError(f"{place}: beside {beside!r} is not an experiment of the plan.")
     return plan
 
 
@@ -244,6 +254,24 @@ def check_values(entry: PlanEntry, place: str):
     folds = entry.get("folds", LEAST_FOLDS)
     if not isinstance(folds, int) or folds < LEAST_FOLDS:
         raise ValueError(f"{place}: folds is {folds!r}; pass {LEAST_FOLDS} or more, for training, validation and test.")
+    check_table(entry, program, place)
+
+
+def check_table(entry: PlanEntry, program: str, place: str):
+    """Refuses a table that has no place for the results, and a line of the paper that lacks its scores."""
+    table = str(entry["table"])
+    scores = SCORES_OF_THE_PAPER.get((table, program))
+    if scores is None or table != entry["table"]:
+        tables = [f"{name!r} ({of_table})" for name, of_table in SCORES_OF_THE_PAPER]
+        raise ValueError(f"{place}: table {entry['table']!r} of {program} is not one of {', '.join(tables)}.")
+    if table == "domain" and program == "reproduce" and not {"bilm", "beside"} <= entry.keys():
+        raise ValueError(f"{place}: table 'domain' compares a task with another; pass bilm and beside.")
+    if "paper" not in entry:
+        return
+    given = entry["paper"] if isinstance(entry["paper"], dict) else {}
+    missing = [key for key in ("task", *scores) if key not in given]
+    if missing:
+        raise ValueError(f"{place}: paper lacks {', '.join(missing)}.")
 
 
 def planned(entry: PlanEntry, arguments: PaperArguments, digest: str) -> PlannedExperiment:

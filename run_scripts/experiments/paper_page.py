@@ -44,6 +44,18 @@ CHANGES = {
 }
 LAYERS = ("biLSTM 1", "biLSTM 2")  # Tables 5 and 6 compare these two, without seeds
 ARMS_OF_TABLE_1 = ("baseline", "elmo")
+# The programs of each table, and the scores that a line of the paper must have there, besides its task.
+SCORES_OF_THE_PAPER: dict[tuple[str, str], Sequence[str]] = {
+    ("1", "reproduce"): ARMS_OF_TABLE_1,
+    ("2", "reproduce"): (),
+    ("3", "reproduce"): (),
+    ("4", "neighbors"): (),
+    ("5", "senses"): (),
+    ("6", "probe"): (),
+    ("domain", "pretrain"): ("perplexities",),
+    ("domain", "reproduce"): (AS_IT_WAS, FURTHER),
+    ("figure 1", "reproduce"): (),
+}
 CLAIM_COLUMNS = ["task", "change", "the paper", "here", "seeds", "as in the paper?"]
 EPOCH_COLUMNS = ["task", "best epoch without ELMo", "with ELMo", "epochs until ELMo reaches the best without"]
 EXPLANATION_OF_CLAIMS = (
