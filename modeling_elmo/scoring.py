@@ -152,7 +152,7 @@ class ELMoScoringMixin:
             raise ValueError(
                 "The vocabulary has only special words, so there is nothing to predict. Build a vocabulary with `elmo "
                 "vocabulary` and call `resize_token_embeddings(len(tokenizer))`; with `elmo pretrain` pass "
-                "--vocabulary replace --vocabulary_size NUMBER."
+                "--vocabulary_size NUMBER, and for a checkpoint --vocabulary replace."
             )
         self.config.check_softmax()
         if not self.config.has_softmax and not self.training:

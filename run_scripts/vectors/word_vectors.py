@@ -61,8 +61,7 @@ def read_word_vectors(path: str | Path, limit: int | None = None) -> WordVectors
     read = len(rows) + twice
     if count not in (None, read) and len(rows) != limit:
         raise ValueError(
-            f"{path} has {read} words, but its header promises {count}. Pass the complete file, or "
-            f"--word_vectors_limit {len(rows)}."
+            f"{path} has {read} words, but its header promises {count}. Pass the complete file, or correct its header."
         )
     if others:
         logger.warning(
