@@ -54,7 +54,7 @@ BEGIN, END = "#begin document (d); part 0\n", "#end document\n"
 
 
 def documents_of(path, text):
-    return Coreference.read(CoreferenceArguments(train_file=str(written(path, text)))).data["train"].to_list()
+    return Coreference.read_data(CoreferenceArguments(train_file=str(written(path, text))))["train"].to_list()
 
 
 @pytest.fixture
@@ -155,6 +155,14 @@ def test_clusters_that_share_a_mention_are_one(read, cells, expected, again, cap
     assert row["mentions"] == expected
     (message,) = caplog.messages
     assert f"a.conll, line 1: {again} mentions occur again. They are counted once, " in message
+
+
+def test_documents_without_coreference_are_no_training_data():
+    """As where the last column has something else."""
+    apart = {"mentions": [[0, 0, 0, 0], [1, 0, 0, 1]]}
+    with refused("No cluster of the split 'train' has two mentions, so there is nothing to learn. Correct it."):
+        task_of(documents(apart), train_singletons=True)
+    task_of(DatasetDict(test=documents(apart)["train"]))
 
 
 def random_document(chance):

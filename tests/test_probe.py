@@ -143,10 +143,13 @@ def test_entities_are_scored_by_f1(folder, tmp_path):
 
 
 def test_mistakes(folder, files, tmp_path):
-    one = written(tmp_path / "one.tsv", "a\tX\n\nb\tX\n")
+    one = written(tmp_path / "one.tsv", "a\tX\n\nb\tY\n")
     (tmp_path / "my.test.txt").touch()
     for message, arguments in (
-        (r"one\.tsv has only the tag 'X'", ["--model", str(folder), *options({"train": one, "test": one})]),
+        (
+            r"one\.tsv has only the tag 'X'",
+            ["--model", str(folder), *options({"train": one, "test": one}), "--max_train_samples", "1"],
+        ),
         ("There is no data to evaluate on", ["--model", str(folder), "--train_file", str(one)]),
         (
             r"--write_sentences would replace .*my\.test\.txt; pass a new folder",

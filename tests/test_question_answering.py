@@ -200,6 +200,8 @@ def test_splits_of_both_versions(tmp_path):
     for files, having, without in (((one, two), "test", "train"), ((two, one), "train", "test")):
         with refused(f"'{having}' has questions without an answer, but '{without}' has none"):
             QuestionAnswering.read(QuestionAnsweringArguments(train_file=files[0], test_file=files[1]))
+    with refused("No question of the split 'train' has an answer; pass other training data"):
+        read(tmp_path / "none.jsonl", lines(question("q4", NONE)))
     QuestionAnswering.read(QuestionAnsweringArguments(validation_file=one, test_file=two))  # without training data
 
 

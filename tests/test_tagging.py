@@ -139,9 +139,15 @@ def test_tags_that_the_training_data_lacks_are_errors(tmp_path, caplog):
 
 
 def test_tags_that_are_not_read_are_named(tmp_path, capsys):
-    row = '{"tokens": ["a"], "pos_tags": ["X"], "ner_tags": ["O"], "id": 1}'
-    assert tags_of(tmp_path / "a.jsonl", row) == [["O"]]
+    row = '{"tokens": ["a", "b"], "pos_tags": ["X", "Y"], "ner_tags": ["O", "B-A"], "id": 1}'
+    assert tags_of(tmp_path / "a.jsonl", row) == [["O", "B-A"]]
     assert "a.jsonl: not read: pos_tags, id; --tags_column names other tags\n" in capsys.readouterr().out
+
+
+def test_one_tag_is_not_learned(tmp_path):
+    """As in the last column of CoNLL-2012 without coreference."""
+    with refused("All tags of the split 'train' are '-'; a tagger needs two or more. Pass --tags_column if"):
+        tags_of(tmp_path / "a.conll", "a NN -\nb VB -\n")
 
 
 @pytest.mark.parametrize(

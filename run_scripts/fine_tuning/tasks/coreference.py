@@ -133,7 +133,12 @@ class Coreference(Task):
 
     def prepare(self, data: DatasetDict):
         train = data.get("train", next(iter(data.values())))
-        self.has_singletons = any(1 in map(len, clusters_of(mentions)) for mentions in train["mentions"])
+        sizes = {len(cluster) for mentions in train["mentions"] for cluster in clusters_of(mentions)}
+        if "train" in data and max(sizes, default=0) < 2:
+            raise ValueError(
+                "No cluster of the split 'train' has two mentions, so there is nothing to learn. Correct it."
+            )
+        self.has_singletons = 1 in sizes
         if self.arguments.train_singletons and not self.has_singletons:
             raise ValueError(
                 "--train_singletons: no mention of the training data is a singleton, so a model cannot learn them. "

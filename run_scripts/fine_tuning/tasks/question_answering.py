@@ -98,6 +98,8 @@ class QuestionAnswering(Task):
         return converted_splits(sources, partial(_question_row, columns=columns), QUESTION_FEATURES)
 
     def prepare(self, data: DatasetDict):
+        if "train" in data and not any(data["train"]["answers"]):
+            raise ValueError("No question of the split 'train' has an answer; pass other training data.")
         unanswered = {split: has_unanswered(questions) for split, questions in data.items()}
         self.trained_on_unanswered = unanswered.get("train")
         for split, has_some in unanswered.items():

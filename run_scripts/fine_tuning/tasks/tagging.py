@@ -116,6 +116,11 @@ class Tagging(Task):
         tags = {*counts} - {UNTAGGED}
         self.ignored = ignored_tags(tags)
         self._set_labels(scored_labels(data, "tags", self.ignored))
+        if len(self.labels) == 1:
+            raise ValueError(
+                f"All tags of the split 'train' are {self.labels[0]!r}; a tagger needs two or more. Pass --tags_column "
+                "if other tags are in another column."
+            )
         self._tell_untagged(data)
         place = self.arguments.train_file or "The training data"
         if others := tags_that_are_not_bio(self.labels):
