@@ -10,7 +10,13 @@ from datasets import Dataset, DatasetDict, ReadInstruction
 from errors import refused
 
 from modeling_elmo.run_scripts.program import command_line
-from modeling_elmo.run_scripts.program.texts import numbered_lines, refuse_training_data
+from modeling_elmo.run_scripts.program.texts import (
+    TextArguments,
+    dataset_texts,
+    numbered_lines,
+    refuse_training_data,
+    saved_splits,
+)
 
 
 @pytest.mark.parametrize("pack", [gzip.compress, zstandard.compress])
@@ -29,6 +35,19 @@ def test_joined_files_have_a_mark_each(tmp_path):
     assert [*numbered_lines(tmp_path / "a.txt")] == [(1, "x \ufeffb"), (2, "c"), (3, "y \ufeffb"), (4, "c")]
     (tmp_path / "mac.txt").write_bytes(b"\xef\xbb\xbfa\rb\r")
     assert [*numbered_lines(tmp_path / "mac.txt")] == [(1, "a"), (2, "b")]
+
+
+@pytest.mark.parametrize("columns", [None, ["n"]], ids=["all", "one"])
+@pytest.mark.parametrize("kind", ["numpy", "torch", "arrow", "pandas"])
+@pytest.mark.parametrize("in_splits", [False, True])
+def test_the_format_of_a_saved_data_set_does_not_matter(tmp_path, kind, columns, in_splits):
+    content = {"text": ["a b", "c"], "words": [["a", "b"], ["c", "d"]], "n": [1, 2]}
+    data = Dataset.from_dict(content).with_format(kind, columns=columns)
+    (DatasetDict(train=data) if in_splits else data).save_to_disk(tmp_path)
+    assert saved_splits(str(tmp_path), None)["train"].to_dict() == content
+    for column in ("text", "words"):
+        texts, _ = dataset_texts(TextArguments(dataset=str(tmp_path), text_column=column))
+        assert list(texts()) == content[column]
 
 
 def test_pyarrow_is_asked_for(tmp_path, monkeypatch):

@@ -173,7 +173,8 @@ def saved_splits(folder: str, config: str | None) -> Mapping[str, Any]:
         return {}
     if config is not None:
         raise ValueError(f"--dataset_config {config}: {folder} was made by save_to_disk; leave it out.")
-    data = datasets.load_from_disk(folder)
+    # A saved format of arrays or tensors would change lists of words, and one of some columns would hide the others.
+    data = datasets.load_from_disk(folder).with_format(None)
     if isinstance(data, datasets.DatasetDict):
         return data
     return {TextArguments.split: data}
