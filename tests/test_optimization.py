@@ -257,6 +257,7 @@ def test_schedules():
     for decay_steps in (4, 0.5):
         found = factors(10, **stable, warmup_steps=2, decay_steps=decay_steps)
         assert found == pytest.approx([0, 0.5, 1, 1, 1, 1, *falling])
+    assert factors(1, **stable) == [0, 0]  # one step of warm-up, and a share of none
     with refused("--decay_steps 2.5: pass a whole number, or a share"):
         OptimizationArguments(decay_steps=2.5)
     with refused("--decay_steps 7 is more than the 6 steps that are left for it"):

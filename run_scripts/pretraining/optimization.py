@@ -152,11 +152,13 @@ def learning_rate_factor(arguments: OptimizationArguments, num_training_steps: i
 def _number_of_steps(name: str, arguments: OptimizationArguments, num_steps: int) -> int:
     """A number of steps that was given as a number or as a share of `num_steps`."""
     given: float = getattr(arguments, name)
+    if given < 1:
+        return math.ceil(num_steps * given)
     if given > num_steps:
         raise ValueError(
             f"--{name} {given} is more than the {num_steps} steps that are left for it. Pass fewer, or a share below 1."
         )
-    return int(given) if given >= 1 else math.ceil(num_steps * given)
+    return int(given)
 
 
 def load_accumulators(model: nn.Module, optimizers: list[Optimizer], path: Path, skipped: tuple[str, ...]) -> list[str]:
