@@ -149,6 +149,14 @@ def test_installed_fonts_have_letters_that_others_lack(figures, monkeypatch, tmp
     assert (tmp_path / "b.pdf").read_bytes().startswith(b"%PDF") and b"<svg" in (tmp_path / "b.svg").read_bytes()
 
 
+def test_each_group_of_a_map_is_in_its_legend(figures, tmp_path):
+    """Also one whose name begins with `_`, as emphasis in plain texts does, which matplotlib leaves out by itself."""
+    names = ["_It_ was a [play] .", "a [play]"]
+    draw_map(np.eye(4), {name: [row] for row, name in enumerate(names)}, tmp_path / "map.png")
+    (legend,) = figures[0].legends
+    assert [text.get_text() for text in legend.get_texts()] == names
+
+
 def test_groups_are_ordered_and_apart_in_gray():
     from matplotlib.colors import to_rgb
 

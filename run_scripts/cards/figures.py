@@ -322,18 +322,22 @@ def draw_map(vectors: np.ndarray, groups: Mapping[str, Sequence[int]]):
     """
     figure = new_figure(8, 5 + 0.23 * len(groups))
     axis = figure.subplots()
-    draw_plane(axis, vectors, groups)
-    figure.legend(loc="outside lower center", fontsize=9)
+    handles = draw_plane(axis, vectors, groups)
+    figure.legend(handles=handles, loc="outside lower center", fontsize=9)
     return figure
 
 
-def draw_plane(axis, vectors: np.ndarray, groups: Mapping[str, Sequence[int]]):
+def draw_plane(axis, vectors: np.ndarray, groups: Mapping[str, Sequence[int]]) -> list[Any]:
+    """Draws all points, and returns what the legend shows: alone, it leaves out names that begin with `_`."""
     points, shares = principal_plane(vectors)
     axis.scatter(*points.T, s=10, color="0.8", label="_")
+    handles = []
     for index, (label, rows) in enumerate(groups.items()):
         group = points[list(rows)]
-        axis.scatter(*group.T, s=36, label=drawable(label, f"query {index + 1}"), **point_style(index))
+        label = drawable(label, f"query {index + 1}")
+        handles.append(axis.scatter(*group.T, s=36, label=label, **point_style(index)))
     label_plane(axis, shares)
+    return handles
 
 
 def label_plane(axis, shares: np.ndarray):
