@@ -38,11 +38,15 @@ def rows(folder, **options):
     return read(sources(dataset=str(folder), **options))
 
 
-def test_splits_of_a_data_set(tmp_path):
+def test_splits_of_a_data_set(tmp_path, capsys):
     save_dataset(tmp_path / "data")
     assert rows(tmp_path / "data") == {"train": [0, 1, 2, 3, 4], "test": [7]}
+    told = f"--dataset {tmp_path / 'data'}: splits not read: dev; --validation_split may name one\n"
+    assert capsys.readouterr().out == told
+    rows(tmp_path / "data", validation_split="none")
     parts = {"train_split": "train[:60%]+dev", "validation_split": "train[3:]", "test_split": "none"}
     assert rows(tmp_path / "data", **parts) == {"train": [0, 1, 2, 5, 6], "validation": [3, 4]}
+    assert not capsys.readouterr().out
     found = sources(dataset=str(tmp_path / "data"), train_split="dev")
     location, row = list(found["train"].read())[1]
     assert location == f"--dataset {tmp_path / 'data'}, dev, row 1" and row == {"n": 6}

@@ -64,6 +64,9 @@ def test_splits_that_are_missing():
     task.check_splits(is_trained=False)
     with refused("There is no training data, only test; pass --train_file FILE"):
         task.check_splits()
+    task.arguments.dataset = "name"
+    with refused("There is no training data, only test; pass --train_split SPLIT"):
+        task.check_splits()
 
 
 # Scores that need no learning

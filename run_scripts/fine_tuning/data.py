@@ -146,6 +146,9 @@ def split_sources(arguments: DataArguments, formats: Mapping[str, RowReader]) ->
         raise ValueError(
             f"{name} has the splits {list(wholes)}; pass --train_split, --validation_split or --test_split."
         )
+    absent = [split for split in DATA_SPLITS if split not in given and getattr(arguments, f"{split}_split") == split]
+    if absent:
+        _tell_unread_splits(name, wholes, given, absent)
     for split in ("validation", "test"):
         if {split, "train"} <= given.keys():
             refuse_training_data(given[split], f"--{split}_split", given["train"], "--train_split")
@@ -153,6 +156,16 @@ def split_sources(arguments: DataArguments, formats: Mapping[str, RowReader]) ->
     for split, expression in given.items():
         parts[split] = _part(wholes, expression, f"{name}; --{split}_split {expression}")
     return parts
+
+
+def _tell_unread_splits(name: str, wholes: Iterable[str], given: Mapping[str, str], absent: Iterable[str]):
+    """Says which splits no expression names, such as `dev`, where splits with the default names are absent."""
+    parts = "+".join(given.values()).split("+")
+    read = {part.split("[")[0].strip() for part in parts}
+    unread = [split for split in wholes if split not in read]
+    if unread:
+        options = " or ".join(f"--{split}_split" for split in absent)
+        print(f"{name}: splits not read: {', '.join(unread)}; {options} may name one")
 
 
 def converted_splits(

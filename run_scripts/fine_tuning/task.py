@@ -179,10 +179,12 @@ class Task(ABC):
         return {name: value for name, value in values.items() if value is not None}
 
     def check_splits(self, is_trained: bool = True):
+        kind = "file" if self.arguments.dataset is None else "split"
+        value = f"{kind} {kind.upper()}"
         if is_trained and "train" not in self.data:
-            raise ValueError(f"There is no training data, only {', '.join(self.data)}; pass --train_file FILE.")
+            raise ValueError(f"There is no training data, only {', '.join(self.data)}; pass --train_{value}.")
         if not {"validation", "test"} & {*self.data}:
-            raise ValueError("There is no data to evaluate on; pass --validation_file FILE or --test_file FILE.")
+            raise ValueError(f"There is no data to evaluate on; pass --validation_{value} or --test_{value}.")
 
     def encode_splits(self, tokenizer: ELMoTokenizer, splits: Iterable[str] | None = None) -> dict[str, Dataset]:
         """The encodings of all splits, or of some. Column `example_number` is the index of a row's example."""
