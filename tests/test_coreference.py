@@ -150,11 +150,13 @@ def test_nested_mentions(read, cells, expected):
         (["(1)|(2)", "(3)|(4)", "(2)|(4)", "(1)", "(3)"], [[0, word, word, 0] for word in range(5)], "3 of 8"),
     ],
 )
-def test_clusters_that_share_a_mention_are_one(read, cells, expected, again, caplog):
-    (row,) = read(BEGIN + sentence(*cells) + END)
-    assert row["mentions"] == expected
-    (message,) = caplog.messages
-    assert f"a.conll, line 1: {again} mentions occur again. They are counted once, " in message
+def test_clusters_that_share_a_mention_are_one(tmp_path, cells, expected, again, caplog):
+    for _ in range(2):  # the second time from the cache
+        caplog.clear()
+        (row,) = documents_of(tmp_path / "a.conll", BEGIN + sentence(*cells) + END)
+        assert row["mentions"] == expected
+        (message,) = caplog.messages
+        assert f"a.conll, line 1: {again} mentions occur again. They are counted once, " in message
 
 
 def test_documents_without_coreference_are_no_training_data():

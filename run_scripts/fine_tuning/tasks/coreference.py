@@ -27,7 +27,7 @@ from modeling_elmo.heads.pipeline_inputs import is_words
 from ...program.command_line import option
 from ...program.data_files import JSON_FORMATS, LocatedRow, RowReader, column_lines
 from ..comparison import Comparison, Item, Pair, Segment, View, count_errors, paired
-from ..data import DataArguments, check_cell, converted_splits, is_text, label_names, split_sources
+from ..data import DataArguments, Source, check_cell, converted_splits, is_text, label_names, split_sources
 from ..features import FeatureStore
 from ..metrics import Scores
 from ..task import Batch, Record, SavedHead, SplitOutput, Task, label_config
@@ -129,6 +129,7 @@ class Coreference(Task):
             if count > 1:
                 source = sources[split].name
                 raise ValueError(f"{source}: {count} documents have the name {name!r}; give each its own.")
+            _warn_of_repeated_mentions(sources[split])
         return data
 
     def prepare(self, data: DatasetDict):
@@ -395,7 +396,7 @@ def document_row(location: Any, row: Mapping[str, Any]) -> dict[str, Any]:
     check_cell(isinstance(mentions, list), location, "mentions", mentions, "a list, which may be empty")
     for mention in mentions:
         check_cell(_is_mention(mention, sentences), location, "mentions", mention, MENTION)
-    numbered = _numbered_mentions(location, mentions)
+    numbered = _numbered_mentions(mentions)
     return {"document": name, "sentences": sentences, "mentions": numbered, "speakers": speakers, "genre": genre}
 
 
@@ -411,7 +412,19 @@ def _is_mention(mention: Any, sentences: list[list[str]]) -> bool:
     return 0 <= sentence < len(sentences) and 0 <= first <= last < len(sentences[sentence])
 
 
-def _numbered_mentions(location: Any, mentions: list[list[int]]) -> list[list[int]]:
+def _warn_of_repeated_mentions(source: Source):
+    """Reads the rows again, because the converted rows may come from the cache."""
+    for location, row in source.read():
+        mentions = row["mentions"]
+        again = len(mentions) - len({tuple(span) for *span, _ in mentions})
+        if again:
+            logger.warning(
+                f"{location}: {again} of {len(mentions)} mentions occur again. They are counted once, and clusters "
+                "that share a mention are one cluster. Correct the file if this is a mistake."
+            )
+
+
+def _numbered_mentions(mentions: list[list[int]]) -> list[list[int]]:
     """The mentions in order, with clusters from 0. Clusters that share one are merged, as by Lee et al. (2017)."""
     from scipy.cluster.hierarchy import DisjointSet
 
@@ -419,11 +432,6 @@ def _numbered_mentions(location: Any, mentions: list[list[int]]) -> list[list[in
     merged = DisjointSet(cluster for *_, cluster in mentions)
     for sentence, first, last, cluster in mentions:
         merged.merge(clusters.setdefault((sentence, first, last), cluster), cluster)
-    if len(clusters) < len(mentions):
-        logger.warning(
-            f"{location}: {len(mentions) - len(clusters)} of {len(mentions)} mentions occur again. They are counted "
-            "once, and clusters that share a mention are one cluster. Correct the file if this is a mistake."
-        )
     numbers: dict[int, int] = {}
     numbered = []
     for span in sorted(clusters):
