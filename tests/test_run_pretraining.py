@@ -143,7 +143,7 @@ OTHERS = [
     ({"model_name_or_path": "other"}, r"model_name_or_path other \(there: None\)"),
     ({"pre_tokenization": "whitespace"}, r"pre_tokenization whitespace \(there: moses\)"),
     ({"optim": "adamw"}, "--optim adagrad, not adamw"),
-    ({"per_device_train_batch_tokens": 50}, "tokens_per_batch=60, but here it is 50"),
+    ({"per_device_train_batch_tokens": 50}, "--per_device_train_batch_tokens 60, but here it is 50"),
     ({"gradient_accumulation_steps": 2}, None),  # may change
 ]
 

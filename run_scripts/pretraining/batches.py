@@ -37,6 +37,22 @@ PUNCTUATION = string.punctuation.encode()
 CONTROLS = bytes({*range(32), 127} - {*b"\t\n\v\f\r"})  # moses splits at these
 # Replaced by spaces, because `bytes.split`, unlike `str.split`, does not split at all of them.
 SPACES = bytes.maketrans(gaps := PUNCTUATION + CONTROLS, b" " * len(gaps))
+# What a position depends on, as a user knows it.
+SHOWN_SETTINGS = {
+    "batches": "--context",
+    "tokens_per_batch": "--per_device_train_batch_tokens",
+    "rows": "--per_device_train_batch_size",
+    "unroll_steps": "--unroll_steps",
+    "seed": "--seed",
+    "shuffle": "shuffling",
+    "shuffle_buffer": "--shuffle_buffer",
+    "is_split_into_words": "--is_split_into_words",
+    "text": "the training text",
+    "lines": "the number of sentences",
+    "words": "the number of words",
+    "world_size": "the number of processes",
+}
+CONTEXTS = {"SentenceBatches": "sentence", "StreamWindows": "stream"}
 BLOCK_LINES = 64  # lines that a row reads in order: enough to carry states, few enough to shuffle
 
 
@@ -188,9 +204,10 @@ class CorpusBatches(IterableDataset):
     @staticmethod
     def _check_position(name: str, saved: Any, now: Any):
         if saved != now:
+            before, here = (CONTEXTS.get(value, value) for value in (saved, now))
             raise ValueError(
-                f"The position was saved with {name}={saved!r}, but here it is {now!r}, which changes the batches. "
-                "Continue with the same value, or start again without a position."
+                f"The checkpoint was written with {SHOWN_SETTINGS[name]} {before}, but here it is {here}: other batches. "
+                "Continue with the same value, or start again in another --output_dir."
             )
 
     def _epochs(self, first: int) -> Iterable[int]:
