@@ -22,7 +22,6 @@ also writes a table of the uses with all columns of the text, and `--save_vector
 """
 
 import math
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -48,6 +47,7 @@ from modeling_elmo.run_scripts.program.texts import RunningTextArguments
 from modeling_elmo.run_scripts.vectors.controls import FEWEST_CONTROLS
 from modeling_elmo.run_scripts.vectors.embedding import load_model_and_tokenizer
 from modeling_elmo.run_scripts.vectors.neighbors import (
+    WordPattern,
     check_layer,
     format_neighbors,
     nearest_uses,
@@ -457,7 +457,7 @@ def control_advice(groups: GroupArguments) -> str:
 def words_in_file(file: str, word: str) -> list[tuple[str, float]]:
     """The first word of a file that fits a regular expression, with cosine 1, and its nearest words with theirs."""
     words, vectors = read_word_vectors(file)
-    fitting = filter(re.compile(word).fullmatch, words)
+    fitting = filter(WordPattern(word).fits, words)
     first = next(fitting, None)
     if first is None:
         raise ValueError(f"--word_vectors {file} has no word that fits {word!r}; pass another file or --word.")

@@ -58,6 +58,13 @@ def test_each_word_is_a_regular_expression_of_its_own(words):
     assert drawn == {words[0]: {PAIR: ["dog"]}}
 
 
+def test_letters_in_parts_are_those_of_the_word():
+    counts = {"old": Counter({"Cafe\u0301": 4, "caf\u00e9": 3, "tea": 5}), "new": Counter({"cafe\u0301": 6, "tea": 5})}
+    word = "(?i)caf\u00e9"
+    assert word_frequencies(counts, word) == {"old": 7, "new": 6}
+    assert draw_controls(counts, [word], {word: [PAIR]}, 9, 1, 0) == {word: {PAIR: ["tea"]}}
+
+
 def test_controls_are_drawn_by_the_seed_and_shared():
     counts = counts_of_texts()
     counts["old"]["house"] = counts["new"]["house"] = 21

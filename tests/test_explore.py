@@ -118,6 +118,13 @@ def test_words_have_names(english):
     assert "|".join(names) == wanted and first == "play"  # as frequent as the full stop, and longer
 
 
+def test_a_corpus_with_letters_in_parts_has_uses_of_composed_words(english, tmp_path):
+    file = tmp_path / "parts.txt"
+    file.write_text("A cafe\u0301 is open .\nThe tea was cold .\n", "utf-8")
+    found = readings.similar_uses(english, "They like the caf\u00e9 .", "caf\u00e9", 2, Corpus.from_files([str(file)]))
+    assert [use.words[use.position] for use in found.uses] == ["caf\u00e9", "cafe\u0301"]
+
+
 def test_nearest_uses_are_those_of_plain_cosines(english, plain_english, corpus):
     found = readings.similar_uses(english, TEXT, "play (2)", 1, Corpus.from_files([corpus]))
     assert found.query == 1 and len(found.uses) > 25 and len(found.nearest) == readings.SHOWN_USES

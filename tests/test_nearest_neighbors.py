@@ -82,6 +82,8 @@ def test_nearest_words_without_a_context(folder, tmp_path, capsys):
     assert capsys.readouterr().out.startswith(
         f"[play] without a context\n  1.000  plays\n  {found[2][1]:.3f}  {found[2][0]}\n"
     )
+    parts = written(tmp_path / "parts.txt", "cafe\u0301 1 2\ntea 1 3\n")
+    assert words_in_file(str(parts), "caf\u00e9")[0] == ("cafe\u0301", 1)
     with refused("glove.txt has no word that fits 'gioca'; pass another file or --word"):
         words_in_file(str(file), "gioca")
 

@@ -1,5 +1,6 @@
 """Uses of words, with their places, groups and documents, as they stand in files of several formats."""
 
+import unicodedata
 from collections import Counter
 
 import pytest
@@ -35,6 +36,20 @@ def test_uses_have_their_places_and_columns(table):
     assert left_out == 1 and [use.position for use in in_case["1900"]] == [1, 4]
     forms = [*["A", "play", "is", "on", "."], *["Play", "it", ",", "and", "play", "."]]
     assert count_forms(text.sentences())["1900"] == Counter(forms)
+
+
+@pytest.mark.parametrize("form", ["NFC", "NFD"])
+@pytest.mark.parametrize(("word", "expected"), [("Café", [2]), ("caf[éè]s?", [1, 0]), ("말", [0])])
+def test_composed_letters_and_letters_in_parts_are_the_same(tmp_path, word, form, expected):
+    """One of two files comes from a program that writes letters in parts."""
+    text = "a café\ncafés and Café\n말 을 하다"
+    files = [str(written(tmp_path / f"{name}.txt", unicodedata.normalize(name, text))) for name in ("NFC", "NFD")]
+    pattern = unicodedata.normalize(form, word)
+    uses, _ = uses_in_case(pattern, collect_uses(GroupedText(files, "file").sentences(), [pattern])[pattern])
+    positions = {name: [use.position for use in members] for name, members in uses.items()}
+    assert positions == {"NFC": expected, "NFD": expected}
+    words = [use.words[use.position] for use in uses["NFD"]]
+    assert words == [unicodedata.normalize("NFD", use.words[use.position]) for use in uses["NFC"]]
 
 
 def test_equal_sentences_of_a_joined_group_count_once(tmp_path):

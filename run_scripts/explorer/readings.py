@@ -30,7 +30,7 @@ from ..pretraining.corpus import Corpus
 from ..pretraining.counting import words_of
 from ..program.models import check_model, load_pretrained
 from ..vectors.embedding import embed_sentences, load_model_and_tokenizer
-from ..vectors.neighbors import WordUse, find_uses, nearest_uses, normalize, use_vectors
+from ..vectors.neighbors import WordUse, composed, find_uses, nearest_uses, normalize, use_vectors
 
 LONGEST_TEXT = 2000  # characters: an answer stays a matter of seconds, also with the largest models
 LONGEST_SENTENCE = 100  # words, for semantic roles: each word may be a predicate, for which all are read again
@@ -178,7 +178,7 @@ def similar_uses(opened: OpenModel, text: str, name: str, layer: int, corpus: Co
 def sentences_with(word: str, corpus: Corpus, opened: OpenModel) -> Iterator[list[str]]:
     """The words of the sentences of a corpus that have a word, and of some others."""
     for text in corpus.texts():
-        if word in " ".join(words_of(text)):  # splitting takes longer
+        if composed(word) in composed(" ".join(words_of(text))):  # splitting takes longer
             yield words_of(text, opened.tokenizer.splitter.words)
 
 

@@ -15,7 +15,7 @@ import numpy as np
 from tqdm.auto import tqdm
 
 from ..cards.figures import MEASURES_OF_CHANGE
-from .neighbors import embedded_uses, normalize
+from .neighbors import WordPattern, embedded_uses, normalize
 from .usage_change import EQUAL_DISTANCES, LEVEL, mean_distances, rounded
 from .uses import UsesOfGroups
 
@@ -51,8 +51,8 @@ def group_pairs(groups: Iterable[str], are_ordered: bool) -> list[GroupPair]:
 
 def word_frequencies(counts: Mapping[str, Counter[str]], word: str) -> dict[str, int]:
     """How often the forms of a word, a regular expression, occur in each group."""
-    pattern = re.compile(word)
-    fitting = [form for form in set().union(*counts.values()) if pattern.fullmatch(form)]
+    pattern = WordPattern(word)
+    fitting = list(filter(pattern.fits, set().union(*counts.values())))
     return {group: sum(forms[form] for form in fitting) for group, forms in counts.items()}
 
 
@@ -75,9 +75,9 @@ def draw_controls(
         words: regular expressions.
         number: of controls that are drawn, if there are so many.
     """
-    patterns = [re.compile(word, re.IGNORECASE) for word in words]
+    patterns = [WordPattern(word, re.IGNORECASE) for word in words]
     forms = sorted(filter(str.isalpha, set().union(*counts.values())))
-    candidates = [form for form in forms if not any(pattern.fullmatch(form) for pattern in patterns)]
+    candidates = [form for form in forms if not any(pattern.fits(form) for pattern in patterns)]
     order = np.random.default_rng(seed).permutation(len(candidates))
     candidates = [candidates[place] for place in order]
     table = {group: np.array([count[form] for form in candidates]) for group, count in counts.items()}

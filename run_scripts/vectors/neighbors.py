@@ -1,6 +1,7 @@
 """The uses of a word in a text, and their nearest neighbors by cosine."""
 
 import re
+import unicodedata
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -54,12 +55,27 @@ def check_layer(layer: str, num_layers: int):
         raise ValueError(f"--layer {layer}: pass {', '.join(NAMED_LAYERS)}, or a number up to {num_layers}.")
 
 
-def find_uses(sentences: Iterable[Sequence[str]], word: str | re.Pattern[str]) -> Iterator[WordUse]:
+def composed(text: str) -> str:
+    """The text in Unicode's form NFC: letters that are written in parts, such as `e` and an accent, as one."""
+    return unicodedata.normalize("NFC", text)
+
+
+class WordPattern:
+    """A word, as a regular expression. It fits whole words, with letters that are composed or written in parts."""
+
+    def __init__(self, word: str, flags: int = 0):
+        self.pattern = re.compile(composed(word), flags)
+
+    def fits(self, form: str) -> bool:
+        return self.pattern.fullmatch(composed(form)) is not None
+
+
+def find_uses(sentences: Iterable[Sequence[str]], word: str) -> Iterator[WordUse]:
     """Every use of a word, a regular expression. Equal sentences count once, because texts repeat headings."""
-    pattern = re.compile(word)
+    pattern = WordPattern(word)
     seen = set()
     for words in sentences:
-        positions = [position for position, form in enumerate(words) if pattern.fullmatch(form)]
+        positions = [position for position, form in enumerate(words) if pattern.fits(form)]
         sentence = tuple(words)
         if positions and sentence not in seen:
             seen.add(sentence)

@@ -14,7 +14,7 @@ from ..program.sentences import check_language, sentences_of, text_sentences, wa
 from ..program.texts import numbered_lines
 from .layer_sources import text_name
 from .lines import to_line
-from .neighbors import Place, WordUse
+from .neighbors import Place, WordPattern, WordUse
 
 GROUP_BY_FILE, GROUP_BY_FOLDER = "file", "folder"
 LINE_OF_LOCATION = re.compile(r"(?:line|element) (\d+)\Z")
@@ -178,11 +178,11 @@ def collect_uses(
     Returns:
         The uses in each group, also in groups without any, by word and by form.
     """
-    patterns = {word: re.compile(word, re.IGNORECASE) for word in words}
+    patterns = {word: WordPattern(word, re.IGNORECASE) for word in words}
 
     @cache  # a text has far fewer forms than words
     def names_of(form: str) -> list[str]:
-        names = [word for word, pattern in patterns.items() if pattern.fullmatch(form)]
+        names = [word for word, pattern in patterns.items() if pattern.fits(form)]
         return names + [form] * (form in forms)
 
     groups = {}  # a dictionary keeps their order
@@ -221,10 +221,10 @@ def distinct_uses(uses: Iterable[WordUse]) -> list[WordUse]:
 
 def uses_in_case(word: str, uses: UsesOfGroups) -> tuple[UsesOfGroups, int]:
     """The uses that have the case of the regular expression, and the number of the others."""
-    pattern = re.compile(word)
+    pattern = WordPattern(word)
     in_case = {}
     number = 0
     for group, members in uses.items():
-        in_case[group] = [use for use in members if pattern.fullmatch(use.words[use.position])]
+        in_case[group] = [use for use in members if pattern.fits(use.words[use.position])]
         number += len(members) - len(in_case[group])
     return in_case, number
