@@ -206,8 +206,8 @@ class CorpusBatches(IterableDataset):
         if saved != now:
             before, here = (CONTEXTS.get(value, value) for value in (saved, now))
             raise ValueError(
-                f"The checkpoint was written with {SHOWN_SETTINGS[name]} {before}, but here it is {here}: other batches. "
-                "Continue with the same value, or start again in another --output_dir."
+                f"The checkpoint was written with {SHOWN_SETTINGS[name]} {before}, but here it is {here}. That changes "
+                "the batches: continue with the same value, or start again in another --output_dir."
             )
 
     def _epochs(self, first: int) -> Iterable[int]:
