@@ -26,7 +26,6 @@ from modeling_elmo.run_scripts.cards.bilm_card import perplexity_values, write_b
 from modeling_elmo.run_scripts.cards.card import (
     CardArguments,
     check_repository,
-    hub_name,
     without_folders,
     write_card_facts,
     write_result,
@@ -224,7 +223,7 @@ def record_of_run(training: Pretraining, published_step: int) -> dict[str, Any]:
         "log": progress.log,
         "earlier_trainings": progress.earlier_trainings,
         "base_model": progress.base_model,
-        "base_model_on_hub": hub_name(progress.base_model),
+        "base_model_on_hub": progress.base_model_on_hub,
         "published_step": published_step,
     }
 

@@ -265,6 +265,19 @@ def test_a_checkpoint_with_the_record_of_something_else(base, tmp_path, monkeypa
         train(further_options(tmp_path, model, max_steps=2))
 
 
+def test_a_base_model_that_is_gone_is_not_one_of_the_hub(base, tmp_path, monkeypatch):
+    """A run that stopped may resume in another working directory, or on another disk."""
+    monkeypatch.chdir(base)
+    train(further_options(tmp_path, "run", max_steps=2, save_steps=1))
+    run = tmp_path / "run"
+    shutil.rmtree(run / "checkpoint-2")
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    train(further_options(tmp_path, "run", max_steps=2, save_steps=1, resume_from_checkpoint="last"))
+    assert "base_model: " not in (run / "README.md").read_text("utf-8")
+    assert read_result(run, "pretraining")["base_model"] == "run"
+
+
 def test_a_model_that_became_worse_is_told(base, tmp_path, warnings_of_transformers):
     train(further_options(tmp_path, base / "run", max_steps=4, optim="adamw", learning_rate=3.0))
     told = warnings_of_transformers.text

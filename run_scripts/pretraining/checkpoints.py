@@ -52,6 +52,7 @@ class Progress:
     evaluations_since_best: int = 0
     held_out: str | None = None  # identifies the text of the perplexities
     base_model: str | None = None
+    base_model_on_hub: str | None = None  # as at the start: later, a folder may be gone or elsewhere
     earlier_trainings: list[dict[str, Any]] = field(default_factory=list)  # records of the base model, oldest first
     settings: dict[str, Any] | None = None
     earlier_settings: list[dict[str, Any]] = field(default_factory=list)  # settings that a resumed run has changed

@@ -20,6 +20,7 @@ from modeling_elmo.tokenization.elmo_characters import read_vocabulary
 from modeling_elmo.tokenization.elmo_pretokenization import TextSplitter
 
 from ..cards.bilm_card import PRETRAINING_KEYS
+from ..cards.card import hub_name
 from ..cards.records import checked_record
 from ..program.command_line import option, refuse_unread
 from ..program.files import parse_json_object
@@ -178,6 +179,7 @@ class RunStart:
         training = self._training(*self.starting_model(), is_new=name is None)
         if name is not None:
             training.progress.base_model = name
+            training.progress.base_model_on_hub = hub_name(name)
             training.progress.earlier_trainings = trainings_of(name)
             continue_adagrad(training, name, self.model_args.vocabulary)
         return training
