@@ -162,6 +162,17 @@ def test_splits_must_be_alike(tmp_path):
         classification(train_file=f"{tmp_path}/a.jsonl", validation_file=f"{tmp_path}/b.jsonl")
 
 
+@pytest.mark.parametrize(("row", "column"), [("NA,good", "text"), ("fine,None", "label")])
+def test_words_that_a_data_set_reads_as_empty(row, column, tmp_path):
+    (tmp_path / "train.csv").write_text(f"text,label\n{row}\nso so,bad\n")
+    with refused(
+        rf"row 0: `{column}` is None; .*\(`datasets` reads cells of CSV such as None and NA as empty; --train_f"
+    ):
+        classification(dataset=str(tmp_path))
+    found = classification(train_file=str(tmp_path / "train.csv"))
+    assert found["train"][column][0] == dict(zip(("text", "label"), row.split(","), strict=True))[column]
+
+
 def test_labels_that_are_missing_are_dropped_on_request(tmp_path, capsys):
     names = Features(text=Value("string"), label=ClassLabel(names=["no", "yes"]))
     splits = {"train": [1, -1, 0, 1], "test": [-1, 1]}

@@ -224,6 +224,8 @@ def _dataset_rows(data: Dataset, name: str) -> Iterator[LocatedRow]:
 def check_cell(fits: Any, location: Location, column: str, value: Any, needed: str):
     """Raises an error that names the row, the column, its value and what is needed, unless the value fits."""
     if not fits:
+        if value is None and str(location).startswith("--dataset"):
+            needed += " (`datasets` reads cells of CSV such as None and NA as empty; --train_file does not)"
         raise ValueError(f"{location}: `{column}` is {value!r:.80}; it must be {needed}.")
 
 
@@ -259,8 +261,6 @@ def class_name(
         return names[value]
     if value == -1:
         advice += "; if the split has no public labels, leave it out: --test_split none"
-    if value is None and location.startswith("--dataset"):
-        advice += " (`datasets` reads cells of CSV such as None and NA as empty; --train_file does not)"
     known = f"one of {names}" if names else "the name or the number of a class"
     check_cell(str(value) in dropped, location, column, value, f"{known}{advice}")
     return str(value)
