@@ -69,6 +69,7 @@ def test_columns_of_other_names(read_rows, capsys, columns, text, pair, label):
         (["text", "label"], None),
         (["text", "hypothesis", "label"], "hypothesis"),
         (["id", "sentence", "label", "other"], "id, other"),
+        (["", "text", "label"], "''"),
         (["id", "text", "text_pair", "label"], None),
     ],
 )

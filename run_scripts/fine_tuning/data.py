@@ -75,7 +75,7 @@ class Source(NamedTuple):
                 raise ValueError(f"{self.name} has no column {column!r}, only {given}; pass --{name}_column.")
 
     def tell_unread(self, columns: Iterable[str], advice: str):
-        unread = [column for column in self.first() if column not in columns]
+        unread = [column or "''" for column in self.first() if column not in columns]  # pandas' index has no name
         if unread:
             print(f"{self.name}: not read: {', '.join(unread)}; {advice}")
 
