@@ -185,12 +185,17 @@ def warn_of_few_steps(training: Pretraining):
 def publish(training: Pretraining, hub_args: HubArguments):
     """Copies the model of the best checkpoint to the output folder, the last one without held-out text."""
     progress, output_dir = training.progress, Path(training.arguments.output_dir)
-    # The best checkpoint of a run that was resumed in another folder is in the first one.
-    checkpoint = training.checkpoints.find(progress.best_step or progress.step) or training.checkpoints.last()
+    best_step = progress.best_step or progress.step
+    checkpoint = training.checkpoints.find(best_step) or training.checkpoints.last()
     if checkpoint is None:
         raise FileNotFoundError(f"{output_dir} has no checkpoint; the last one was removed during the run.")
     training.checkpoints.publish(checkpoint)
     step = step_of(checkpoint)
+    if step != best_step:  # that of a run that was resumed in another folder is in the first one
+        logger.warning(
+            f"{output_dir} lacks checkpoint-{best_step}, which has the lowest held-out perplexity. The model comes "
+            f"from step {step:,}. For the other one, copy the checkpoint there, and resume with the same command."
+        )
     record = record_of_run(training, step)
     write_result(output_dir, "pretraining", without_folders(record))
     write_card_facts(output_dir, hub_args)

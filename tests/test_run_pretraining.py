@@ -162,13 +162,18 @@ def test_a_checkpoint_of_another_run_is_refused(options, message, base, tmp_path
     assert not list((tmp_path / "run").glob("checkpoint-16"))
 
 
-def test_resuming_in_another_folder(base, tmp_path, monkeypatch):
-    """The best checkpoint may be in the first folder."""
+def test_resuming_in_another_folder(base, tmp_path, monkeypatch, warnings_of_transformers):
+    """The best checkpoint may be in the first folder, which is told. A copy of it is published."""
     first, plain = base / "run" / "checkpoint-15", loop.evaluate
     monkeypatch.setattr(loop, "evaluate", lambda *arguments: replace(plain(*arguments), perplexity=1e6))
     run = pretrain(base, output_dir=tmp_path / "run", resume_from_checkpoint=first, optim="adagrad", max_steps=16)
     assert run.progress.step == 16
     AutoModelForPreTraining.from_pretrained(tmp_path / "run")
+    assert "run lacks checkpoint-15, which has the lowest held-out perplexity" in warnings_of_transformers.text
+    shutil.copytree(first, tmp_path / "run" / "checkpoint-15")
+    pretrain(base, output_dir=tmp_path / "run", resume_from_checkpoint="last", optim="adagrad", max_steps=16)
+    published, best = (load_file(folder / "model.safetensors") for folder in (tmp_path / "run", first))
+    assert_same(published, best)
 
 
 def test_the_card_tells_what_a_resumed_run_changed(base, tmp_path):
