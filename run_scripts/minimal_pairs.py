@@ -89,6 +89,8 @@ def read_pairs(path: Path, group_column: str) -> dict[str, list[str]]:
         raise ValueError(f"{path}: unknown suffix; pass a table that ends in {', '.join(ROW_READERS)}, .gz or .zst.")
     for location, row in ROW_READERS[suffix](path):
         texts = []
+        if group_column not in row:
+            raise ValueError(f"{location} has no column {group_column!r}, only {list(row)}; pass --group_column.")
         for name in (group_column, "good", "bad"):
             text = row.get(name)
             if name == group_column and type(text) in (int, float):

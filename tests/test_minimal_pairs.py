@@ -72,7 +72,7 @@ def test_shares_are_those_of_sentences_alone(bilm, tmp_path, capsys):
     ("table", "options", "received"),
     [
         ({"header": ("phenomenon", "good", "worse")}, [], "pairs.tsv.gz, line 2 has no 'bad'"),
-        ({}, ["--group_column", "paradigm"], "line 2 has no 'paradigm'"),
+        ({}, ["--group_column", "type"], r"line 2 has no column 'type', only \['phenom.*\]; pass --group_column\."),
         ({"rows": []}, [], "pairs.tsv.gz has no pairs"),
         ({"rows": [*PAIRS, ("order", " ", "the cats")]}, [], "line 7 has no 'good'"),
         ({"rows": [("order", "the cats", "the cats ")]}, [], "line 2: 'good' and 'bad' are the same: 'the cats'"),
