@@ -3,6 +3,7 @@ import os
 import re
 import sys
 from collections import Counter
+from dataclasses import replace
 from itertools import product
 from pathlib import Path
 
@@ -15,6 +16,7 @@ from task_worker import written
 
 from modeling_elmo.run_scripts.pretraining.corpus import WHITESPACE, Corpus, CorpusArguments
 from modeling_elmo.run_scripts.pretraining.counting import Survey, count_words
+from modeling_elmo.run_scripts.program.texts import TextArguments
 from modeling_elmo.tokenization.elmo_pretokenization import TextSplitter
 
 ENGLISH = (TEXT / "en.txt").read_text("utf-8").splitlines()
@@ -63,6 +65,8 @@ def test_data_sets(tmp_path):
     corpus = Corpus.from_arguments(CorpusArguments(dataset=str(tmp_path / "data"), split="dev"))
     assert texts(corpus) == ENGLISH[:8] and corpus.survey().lines == 8
     assert [place for place, _ in corpus.sentences()][4:] == [(str(tmp_path / "data"), row) for row in (4, 6, 6, 6)]
+    assert corpus.order == "data (split dev)"  # a checkpoint can be resumed after the folder was moved
+    assert replace(corpus, dataset=TextArguments(dataset="user/name", split="dev")).order == "user/name (split dev)"
 
 
 def test_parts_of_files_and_of_saved_data_sets(tmp_path):

@@ -155,7 +155,10 @@ class Corpus:
         """A name that identifies the text and the order of its files, but not their folders, which may be moved."""
         rules = "" if self.language is None else f", sentences by the rules of {self.language}"
         if self.dataset is not None:
-            return f"{self}{rules}"
+            name = str(self.dataset.dataset)
+            if os.path.isdir(name):
+                name = os.path.basename(os.path.abspath(name))
+            return f"{name} (split {self.dataset.split}){rules}"
         names = [os.path.basename(file) for file in self.files]
         text = f"{len(names)} file(s) from {names[0]} on, " + digest(["\0".join(names).encode()], size=4) + rules
         return f"{text}, {self.split}" if self.ranges else text
