@@ -88,6 +88,9 @@ def test_a_regression_goes_on(place, tmp_path):
     train_head("classify", place, **files, test_file=None, problem="regression", output_dir=tmp_path / "head", **SHORT)
     go_on(place, "classify", tmp_path / "head", **files, output_dir=tmp_path / "run")
     assert_same(weights_of(tmp_path / "run"), weights_of(tmp_path / "head"))
+    (tmp_path / "hidden.jsonl").write_text('{"text": "a", "label": -1}\n{"text": "b", "label": -1}', "utf-8")
+    with refused("Split 'test' has the label -1.0 in every row, so its labels seem to be hidden"):
+        go_on(place, "classify", tmp_path / "head", **files | {"test_file": tmp_path / "hidden.jsonl"})
 
 
 def test_genres_and_speakers_are_those_of_the_head(place, tmp_path):

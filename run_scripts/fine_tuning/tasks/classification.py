@@ -129,7 +129,7 @@ class Classification(Task):
                     f"{file} has {' and '.join(rows.column_names)}, but {saved.name} was trained with "
                     f"{' and '.join(read)}; pass --text_column, --text_pair_column and --label_column."
                 )
-        self.label_type = saved_label_type(saved)
+        self.label_type = saved_label_type(saved, data)
         self.metric = self.label_type.metric
         self.config = self.label_type.config
         if isinstance(self.label_type, SingleLabel):
@@ -185,11 +185,11 @@ class Classification(Task):
         return self.label_type.average(logits)
 
 
-def saved_label_type(saved: SavedHead) -> "SingleLabel | Regression":
-    """The kind of labels of a saved head."""
+def saved_label_type(saved: SavedHead, data: DatasetDict) -> "SingleLabel | Regression":
+    """The kind of labels of a saved head. Its numbers are checked as for a new head if it is trained further."""
     kind = saved.config.problem_type
     if kind == "regression":
-        return Regression(DatasetDict())
+        return Regression(data if "train" in data else DatasetDict())
     return (MultiLabel if kind == MultiLabel.problem_type else SingleLabel)(saved.labels)
 
 
