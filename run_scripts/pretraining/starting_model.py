@@ -14,7 +14,7 @@ from accelerate import Accelerator
 from transformers.utils import cached_file
 
 from modeling_elmo import ELMoConfig, ELMoForPreTraining, ELMoTokenizer
-from modeling_elmo.configuration_elmo import HEAD_FIELDS, PRESETS
+from modeling_elmo.configuration_elmo import PRESETS
 from modeling_elmo.conversion.tensorflow import OPTIMIZER_STATE
 from modeling_elmo.tokenization.elmo_characters import read_vocabulary
 from modeling_elmo.tokenization.elmo_pretokenization import TextSplitter
@@ -96,11 +96,10 @@ class ModelArguments:
             config = ELMoConfig.from_preset(self.preset or "small", **values)
         except TypeError as error:  # a name that is like the name of a field
             raise ValueError(f"--config_overrides {self.config_overrides}: {error}") from error
-        known = {item.name for item in fields(ELMoConfig)}.difference(HEAD_FIELDS)
+        known = {item.name for item in fields(ELMoConfig)}
         if wrong := [name for name in self.overrides if name not in known]:
             raise ValueError(
-                f"--config_overrides: {', '.join(wrong)} is not a field of a biLM's ELMoConfig; pass "
-                f"{', '.join(sorted(known))}."
+                f"--config_overrides: {', '.join(wrong)} is not a field of ELMoConfig; pass {', '.join(sorted(known))}."
             )
         return config
 
