@@ -157,6 +157,15 @@ def test_each_group_of_a_map_is_in_its_legend(figures, tmp_path):
     assert [text.get_text() for text in legend.get_texts()] == names
 
 
+def test_random_splits_of_one_document_in_each_group_are_equally_far(figures, tmp_path):
+    """Up to the last digits, in which sums in another order differ."""
+    distance = TWO[0]["prt"]["distance"]
+    equal = np.array([distance, np.nextafter(distance, 1), distance])
+    assert draw_change(TWO, False, USES, dict.fromkeys(("apd", "prt"), equal), TYPICAL, tmp_path / "change.png")
+    panels = [axis for axis in figures[0].axes if axis.get_ylabel() == "random splits"]
+    assert [max(bar.get_height() for bar in axis.patches) for axis in panels] == [3, 3]
+
+
 def test_groups_are_ordered_and_apart_in_gray():
     from matplotlib.colors import to_rgb
 
