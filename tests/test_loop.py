@@ -419,6 +419,19 @@ def other_text(folder):
     return folder / "other.txt"
 
 
+def test_held_out_text_that_has_changed_under_its_name(tmp_path, monkeypatch, capsys):
+    perplexities(monkeypatch, 90, 10, 50, 40)
+    options = {"eval_steps": 3, "save_steps": 3}
+    pretrain(tmp_path, max_steps=3, **options)
+    with (tmp_path / "held_out.txt").open("a", encoding="utf-8") as file:
+        file.write("The cat sat .\n")
+    run = pretrain(tmp_path, max_steps=9, resume_from_checkpoint="last", **options)
+    assert (run.progress.best_step, run.progress.best_perplexity) == (9, 40)
+    assert [entry["step"] for entry in run.progress.log if "perplexity" in entry] == [6, 9]
+    told = "The held-out text had 165 predictions, and has 170 now. The perplexities so far leave the log"
+    assert told in capsys.readouterr().out
+
+
 def test_a_finished_run_on_other_text_measures_that_text(tmp_path):
     pretrain(tmp_path, max_steps=3)
     run = pretrain(tmp_path, max_steps=3, validation_file=other_text(tmp_path), resume_from_checkpoint="last")

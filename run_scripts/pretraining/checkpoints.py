@@ -78,18 +78,28 @@ class Progress:
         return settings
 
     def evaluate_on(self, held_out: str | None) -> str | None:
-        """Takes note of the held-out text. Forgets the perplexities of another text, and returns a message then.
-
-        The model that is published is then the best one from here on, or the last one without held-out text.
-        """
+        """Takes note of the held-out text. Forgets the perplexities of another text, and returns a message then."""
         before, self.held_out = self.held_out, held_out
+        if before == held_out:
+            return None
+        return self._forget_perplexities(f"was {before or 'another text'}, and is now {held_out or 'missing'}")
+
+    def evaluate_over(self, predictions: int) -> str | None:
+        """The same for a text that has changed under its name, and with it the number of predictions."""
+        numbers = {entry["predictions"] for entry in self.log if "perplexity" in entry}
+        if numbers <= {predictions}:
+            return None
+        return self._forget_perplexities(f"had {max(numbers):,} predictions, and has {predictions:,} now")
+
+    def _forget_perplexities(self, change: str) -> str | None:
+        """The model that is published is then the best one from here on, or the last one without held-out text."""
         others = [entry for entry in self.log if "perplexity" not in entry]
-        if before == held_out or len(others) == len(self.log):
+        if len(others) == len(self.log):
             return None
         self.log, self.best_perplexity, self.best_step, self.evaluations_since_best = others, math.inf, None, 0
         return (
-            f"The held-out text was {before or 'another text'}, and is now {held_out or 'missing'}. The perplexities "
-            "so far leave the log, and the best step is searched again from here on."
+            f"The held-out text {change}. The perplexities so far leave the log, and the best step is searched again "
+            "from here on."
         )
 
 

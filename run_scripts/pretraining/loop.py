@@ -402,6 +402,8 @@ class Pretraining:
         found = evaluate(self.plain_model, batches, self.accelerator, self.log_frequencies_V)
         if self.arguments.fsdp_softmax:
             self.plain_model.softmax.reshard()
+        if message := self.progress.evaluate_over(found.predictions):
+            self._print(message)
         self._print(f"step {self.progress.step}: {found}")
         self._add_to_log(asdict(found))
         self.log_start += time.perf_counter() - start
