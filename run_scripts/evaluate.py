@@ -44,6 +44,7 @@ from modeling_elmo.run_scripts.fine_tuning.task import Record, SavedHead, Task
 from modeling_elmo.run_scripts.fine_tuning.tasks import task_class
 from modeling_elmo.run_scripts.fine_tuning.trainer import TaskTrainer
 from modeling_elmo.run_scripts.program.command_line import ProgramParser, option, print_conclusion, refuse_unread, run
+from modeling_elmo.run_scripts.program.data_files import refuse_other_spellings
 from modeling_elmo.run_scripts.program.files import JsonObject, write_json, write_lines
 from modeling_elmo.run_scripts.program.processes import check_processes, has_accelerator
 
@@ -70,6 +71,7 @@ class LabeledDatasetArguments:
             raise ValueError("Pass either files with labels, or --dataset NAME.")
         if self.dataset is None:
             refuse_unread(self, ("dataset_config", "test_split"), "without --dataset; leave it out.")
+            refuse_other_spellings(files)
             return {file: {"test_file": file} for file in files}
         others = {"train_split": "none", "validation_split": "none"}
         return {f"{self.dataset}, {self.test_split}": {**vars(self), **others}}

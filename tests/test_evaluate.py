@@ -387,6 +387,8 @@ def test_other_mistakes(trained, tmp_path, monkeypatch):
         evaluated(tmp_path, model.parent / "bilm", file)
     with refused("--use_cpu is an option before the model; write elmo evaluate MODEL FILE"):
         evaluate.main(["--use_cpu", "yes", str(model), str(file)])
+    with refused("are the same file; pass it once"):
+        evaluated(tmp_path, model, file, file.parent / ".." / file.parent.name / file.name)
     with refused("--label_column is not an option of this program"):
         evaluated(tmp_path, model, file, label_column="label")
     written(tmp_path / "evaluation", "mine")

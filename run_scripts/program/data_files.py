@@ -456,12 +456,17 @@ TEXT_SUFFIXES = tuple(TEXT_READERS)
 def files_of(patterns: Sequence[str]) -> list[str]:
     """The files of paths, patterns and folders, each once."""
     files = list(dict.fromkeys(chain.from_iterable(map(find_files, patterns))))
+    refuse_other_spellings(files)
+    return files
+
+
+def refuse_other_spellings(files: Iterable[str]):
+    """Refuses two different paths of one file, which would count twice."""
     places: dict[str, str] = {}
     for file in files:
         other = places.setdefault(os.path.realpath(file), file)
         if other != file:
             raise ValueError(f"{other} and {file} are the same file; pass it once.")
-    return files
 
 
 def find_files(pattern: str) -> list[str]:
