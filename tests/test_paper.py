@@ -303,6 +303,7 @@ def test_folds_divide_all_files(tmp_path):
         ([{**USES, "options": []}], {}, "experiment uses: files and options must be objects"),
         ([{**ENTITIES, "program": "reproduce"}], {}, "experiment entities: program 'reproduce' must be .*ner"),
         ([{**ENTITIES, "options": {"ablation": "a"}}], {}, "experiment entities: ablation 'a' is not one of layers"),
+        ([{**ENTITIES, "options": {"seeds": "2"}}], {}, "experiment entities: seeds is '2'; pass a number above 0"),
         ([{**ENTITIES, "folds": 2}], {}, "experiment entities: folds is 2; pass 3 or more"),
         ([{**ENTITIES, "fold": 10}], {}, "experiment entities: fold is not one of name, .*, folds"),
         ([{**ENTITIES, "table": "7"}], {}, "entities: table '7' of reproduce is not one of '1' .reproduce.,"),

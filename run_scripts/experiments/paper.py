@@ -251,6 +251,9 @@ def check_values(entry: PlanEntry, place: str):
     ablation = entry["options"].get("ablation")
     if ablation not in (None, *ABLATIONS, "each_layer"):
         raise ValueError(f"{place}: ablation {ablation!r} is not one of {', '.join(ABLATIONS)}, each_layer.")
+    seeds = entry["options"].get("seeds", 1)
+    if not isinstance(seeds, int) or seeds < 1:
+        raise ValueError(f"{place}: seeds is {seeds!r}; pass a number above 0.")
     folds = entry.get("folds", LEAST_FOLDS)
     if not isinstance(folds, int) or folds < LEAST_FOLDS:
         raise ValueError(f"{place}: folds is {folds!r}; pass {LEAST_FOLDS} or more, for training, validation and test.")
