@@ -139,6 +139,13 @@ def test_resuming_what_is_finished_changes_nothing(finish, tmp_path):
     assert_same(again.progress.log, first.progress.log)
 
 
+def test_the_state_of_another_program_is_refused(tmp_path):
+    pretrain(tmp_path, max_steps=2)
+    torch.save({"step": 2, "optim": "adamw"}, last_of(tmp_path / "run") / "training_state.pt")
+    with refused("training_state.pt was not written by this program: it lacks optimizers, parameter_names"):
+        pretrain(tmp_path, max_steps=4, resume_from_checkpoint="last")
+
+
 def test_a_new_learning_rate_counts_on_resuming(tmp_path, capsys):
     """As the message for a loss that is not a number advises. A constant schedule does not move."""
     pretrain(tmp_path, optim="adagrad", max_steps=7)

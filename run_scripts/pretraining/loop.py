@@ -45,6 +45,7 @@ from .optimization import (
     restore_optimizer,
 )
 
+STATE_KEYS = {"progress", "position", "states", "unlogged", "optim", "optimizers", "parameter_names"}
 OF_SCHEDULE = ("max_steps", "num_train_epochs", "learning_rate", "lr_scheduler_type", "warmup_steps", "decay_steps")
 
 
@@ -458,6 +459,11 @@ class Pretraining:
     def restore(self, checkpoint: Path) -> float:
         """Continues from a checkpoint, whose weights the model already has. Returns its learning rate."""
         state = load_state(checkpoint)
+        if missing := sorted(STATE_KEYS.difference(state)):
+            raise ValueError(
+                f"{checkpoint / TRAINING_STATE} was not written by this program: it lacks {', '.join(missing)}. Pass "
+                "another checkpoint."
+            )
         if state["optim"] != self.arguments.optim:
             raise ValueError(
                 f"{checkpoint} was trained with --optim {state['optim']}, not {self.arguments.optim}. Pass the former."
