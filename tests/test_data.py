@@ -38,6 +38,14 @@ def rows(folder, **options):
     return read(sources(dataset=str(folder), **options))
 
 
+def test_a_data_set_without_the_splits_that_are_asked_for(tmp_path):
+    DatasetDict({"june": Dataset.from_dict({"n": [1]})}).save_to_disk(tmp_path)
+    none = {"train_split": "none", "validation_split": "none"}
+    for given, options in (({}, "--train_split or --validation_split or --test_split"), (none, "--test_split")):
+        with refused(rf"has the splits \['june'\]; pass {options}\."):
+            rows(tmp_path, **given)
+
+
 def test_splits_of_a_data_set(tmp_path, capsys):
     save_dataset(tmp_path / "data")
     assert rows(tmp_path / "data") == {"train": [0, 1, 2, 3, 4], "test": [7]}
@@ -74,7 +82,7 @@ def test_splits_that_are_refused(tmp_path):
         ("data", {"test_split": "dev[:"}, r"--test_split dev\[:: Unrecognized .*'train\[90%:\]' is a part"),
         ("data", {"validation_split": "train[3:]"}, r"--validation_split train\[3:\] is also .*pass .* --train_split"),
         ("data", {"test_split": "train[3:]"}, r"--test_split train\[3:\] is also training data.*pass .* --train_split"),
-        ("data", {"train_split": "none", "test_split": "none"}, r"\['train', 'dev', 'test'\]; .*--train_split"),
+        ("data", {"train_split": "none", "test_split": "none"}, r"\['train', 'dev', 'test'\]; pass --validation_split\."),
         ("data", {"dataset_config": "en"}, "--dataset_config en: .*data was made by save_to_disk"),
         (
             "other",

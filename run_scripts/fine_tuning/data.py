@@ -142,11 +142,10 @@ def split_sources(arguments: DataArguments, formats: Mapping[str, RowReader]) ->
         expression = getattr(arguments, f"{split}_split")
         if expression in wholes or expression not in ("none", split):
             given[split] = expression
-    if not given:
-        raise ValueError(
-            f"{name} has the splits {list(wholes)}; pass --train_split, --validation_split or --test_split."
-        )
     absent = [split for split in DATA_SPLITS if split not in given and getattr(arguments, f"{split}_split") == split]
+    if not given:
+        options = " or ".join(f"--{split}_split" for split in absent or DATA_SPLITS)
+        raise ValueError(f"{name} has the splits {list(wholes)}; pass {options}.")
     if absent:
         _tell_unread_splits(name, wholes, given, absent)
     for split in ("validation", "test"):
