@@ -80,6 +80,13 @@ def test_documents_are_files_if_nothing_names_them(tmp_path, number, group_by, c
     assert names == expected[documents]
 
 
+@pytest.mark.parametrize(("column", "documents"), [(None, ["a", "b"]), ("file", ["x", "x"])])
+def test_a_column_with_the_name_of_files_has_documents_if_asked_for(tmp_path, column, documents):
+    files = [str(written(tmp_path / f"{name}.tsv", "year\tfile\ttext\n1900\tx\tA play .")) for name in "ab"]
+    text = GroupedText(files, "year", column)
+    assert [sentence.place.document for sentence in text.sentences()] == documents
+
+
 def test_lines_of_files_without_columns(tmp_path):
     lines = written(tmp_path / "a.txt", "A play\n\nthe play\n")
     records = written(tmp_path / "b.jsonl", '{"text": ["a", "play"], "year": 3}\n')

@@ -89,11 +89,13 @@ class GroupedText:
                 for flag, column in columns.items():
                     if column is not None and column not in named:
                         raise ValueError(f"{location} has no column {column!r} but {list(row)}; pass {flag} NAME.")
+                # Without the option it is the file itself, whatever a column of this name has.
+                documents = {GROUP_BY_FILE: name} if self.document_column is None else named
                 place = Place(
                     file=str(path),
                     line=line_number(location),
                     columns={column: value for column, value in row.items() if column != self.text_column},
-                    document=name_in(named, document_column, "document", str(location)),
+                    document=name_in(documents, document_column, "document", str(location)),
                 )
                 group = name_in(named, self.group_by, "group", str(location))
                 for part in self._sentences_of(row[self.text_column]):
