@@ -203,3 +203,4 @@ def test_a_share_is_part_of_larger_ones():
     assert len(tenth) == 100 and len(half) == 500 and tenth == sorted(set(tenth)) and set(tenth) < set(half)
     assert 300 < sum(half) / 500 < 700 and half != list(range(500))
     assert training_share(1000, 1.0) == list(range(1000)) and len(training_share(7, 0.001)) == 1
+    assert [len(training_share(100, percent / 100)) for percent in range(1, 101)] == list(range(1, 101))

@@ -360,4 +360,5 @@ def take_samples(splits: DatasetDict, arguments: DataArguments) -> DatasetDict:
 def training_share(count: int, fraction: float) -> list[int]:
     """Row numbers of a random share: the same in every run, and part of every larger share."""
     shuffled = np.random.default_rng(0).permutation(count).tolist()
-    return sorted(shuffled[: math.ceil(fraction * count)])
+    number = math.ceil(round(fraction * count, 9))  # 0.07 * 100 is 7.000000000000001
+    return sorted(shuffled[:number])
