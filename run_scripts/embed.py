@@ -42,7 +42,7 @@ import torch
 from torch import Tensor
 from transformers.utils import logging
 
-from modeling_elmo.run_scripts.program.command_line import ProgramParser, option, print_conclusion, run
+from modeling_elmo.run_scripts.program.command_line import ProgramParser, option, print_conclusion, refuse_unread, run
 from modeling_elmo.run_scripts.program.files import digest
 from modeling_elmo.run_scripts.program.models import model_digest
 from modeling_elmo.run_scripts.program.processes import join_processes, sole_run, values_of_all
@@ -104,6 +104,8 @@ class EmbedArguments(TextArguments):
             raise ValueError("--raw_text splits texts into words; it cannot be combined with --unit character.")
         if self.batch_size is not None and not self.stateful:
             raise ValueError(f"--batch_size {self.batch_size} needs --stateful; without it, pass --batch_tokens.")
+        if self.stateful:
+            refuse_unread(self, ["batch_tokens"], "with --stateful, whose batches have --batch_size sentences.")
 
 
 def main(arguments: list[str] | None = None) -> Path:

@@ -82,7 +82,11 @@ def test_splits_that_are_refused(tmp_path):
         ("data", {"test_split": "dev[:"}, r"--test_split dev\[:: Unrecognized .*'train\[90%:\]' is a part"),
         ("data", {"validation_split": "train[3:]"}, r"--validation_split train\[3:\] is also .*pass .* --train_split"),
         ("data", {"test_split": "train[3:]"}, r"--test_split train\[3:\] is also training data.*pass .* --train_split"),
-        ("data", {"train_split": "none", "test_split": "none"}, r"\['train', 'dev', 'test'\]; pass --validation_split\."),
+        (
+            "data",
+            {"train_split": "none", "test_split": "none"},
+            r"\['train', 'dev', 'test'\]; pass --validation_split\.",
+        ),
         ("data", {"dataset_config": "en"}, "--dataset_config en: .*data was made by save_to_disk"),
         (
             "other",

@@ -712,6 +712,7 @@ def test_fasta_files_with_equal_names(embedded, tmp_path):
         ({"input": "empty.txt"}, "empty.txt is empty"),
         ({"input": "number.jsonl"}, r"number.jsonl, line 1: the sentence is \['a', 1\]"),
         ({"batch_size": 3}, "--batch_size 3 needs --stateful"),
+        ({"stateful": True, "batch_tokens": 8}, "--batch_tokens 8 has no effect with --stateful, .* --batch_size"),
     ],
 )
 def test_mistakes(embedded, tmp_path, monkeypatch, options, message):
