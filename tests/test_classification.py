@@ -146,6 +146,7 @@ def test_lists_of_numbers_of_classes(tmp_path):
         ([("a", [0.0, 1.0])], {}, r"line 1: `label` is 0.0; .* not 0 or 1 for every label: write"),
         ([("a", ["x"]), ("b", "x")], {}, "line 2: `label` is 'x'; it must be a list"),
         ([("a", "nan")], {"problem": "regression"}, "line 1: `label` is 'nan'; it must be a finite number"),
+        ([("a", "1_000")], {"problem": "regression"}, "line 1: `label` is '1_000'; it must be a finite number"),
         ([("a", ["1"])], {"problem": "regression"}, r"line 1: `label` is \['1'\]; it must be a finite number"),
         ([("a", "x")], {"drop_labels": ["x"]}, "--drop_labels x leaves no sample of 'train'"),
         ([("a", "1")], {"drop_labels": ["x"], "problem": "regression"}, "--drop_labels x"),

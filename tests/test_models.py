@@ -36,6 +36,14 @@ def test_files_of_a_model_that_cannot_be_loaded(tmp_path):
             load_pretrained(AutoModel, tmp_path)
 
 
+def test_a_clone_without_lfs(tmp_path):
+    tiny_model().save_pretrained(tmp_path)
+    pointer = "version https://git-lfs.github.com/spec/v1\noid sha256:4d7a\nsize 55\n"
+    (tmp_path / "model.safetensors").write_text(pointer)
+    with refused(f"^{tmp_path} cannot be loaded: Git LFS has not fetched model.safetensors; run `git lfs pull`"):
+        load_pretrained(AutoModel, tmp_path)
+
+
 def test_weights_that_are_not_numbers(tmp_path):
     model = tiny_model()
     model.scalar_mix.gamma.data.fill_(math.inf)

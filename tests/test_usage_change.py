@@ -93,6 +93,8 @@ def test_order_and_bins():
     names = ["007", "7", "1e2", "100", "1234567890123456789", "1234567890123456790"]
     assert order_groups(names, None) == (dict(zip(names, names, strict=True)), True)
     assert order_groups(["1991.0", "1990", "1990.0"], None) == (mixed, True)
+    seasons = {"2020_21": "2020_21", "2019_20": "2019_20"}
+    assert order_groups([*seasons], None) == (seasons, False)
     assert order_groups(["b", "a", "10"], None) == ({"b": "b", "a": "a", "10": "10"}, False)
     years = ["1999", "1984", "-1", "1980", "0"]
     bins = {"-1": "-10--1", "0": "0-9", "1980": "1980-1989", "1984": "1980-1989", "1999": "1990-1999"}

@@ -11,6 +11,7 @@ takes the beginning of an incomplete `.zst` file for the whole.
 import csv
 import glob
 import json
+import math
 import os
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -208,6 +209,16 @@ def _is_range_or_empty_node(location: str, identifier: str) -> bool:
     if not identifier.isdecimal():
         raise ValueError(f"{location}: the first column is {identifier!r:.80}; in .conllu it must be a word's number.")
     return False
+
+
+def number_in(cell: Any) -> float:
+    """The number in a cell; NaN if there is none, as in `2019_20`, which is a number for Python."""
+    if isinstance(cell, str) and "_" in cell:
+        return math.nan
+    try:
+        return float(cell)
+    except (TypeError, ValueError):
+        return math.nan
 
 
 def table_rows(path: Path, column_names: Sequence[str] = ()) -> Iterator[LocatedRow]:

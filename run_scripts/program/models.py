@@ -23,6 +23,7 @@ MODEL_FILES = (
     *("special_tokens_map.json", "added_tokens.json"),  # of transformers 4
     *("model*.safetensors", "*.safetensors.index.json", "config.json"),
 )
+LFS_POINTER = b"version https://git-lfs.github.com/spec/"
 
 
 def check_model(name_or_path: str):
@@ -60,6 +61,8 @@ def load_pretrained(kind: Any, name_or_path: str | Path, **options: Any) -> Any:
         reason = flat_message(error).rstrip(".")
         if isinstance(error, pickle.UnpicklingError):  # its message advises to run the code in the file
             reason = "a pickle is damaged, or holds more than tensors"
+        if pointers := [file.name for file in files_of_folder(name_or_path) if is_lfs_pointer(file)]:
+            reason = f"Git LFS has not fetched {', '.join(pointers)}; run `git lfs pull` in the clone"
         raise ValueError(f"{name_or_path} cannot be loaded: {reason:.300}. Copy it again, or pass another.") from error
     model = loaded[0] if isinstance(loaded, tuple) else loaded  # beside the loading info
     if isinstance(model, torch.nn.Module) and (name := broken_weights(model)):
@@ -68,6 +71,17 @@ def load_pretrained(kind: Any, name_or_path: str | Path, **options: Any) -> Any:
         return loaded
     check_complete(loaded[1]["missing_keys"], name_or_path)
     return model
+
+
+def files_of_folder(name_or_path: str | Path) -> list[Path]:
+    """The files of a model's folder; none of a name on the Hub."""
+    return [path for path in sorted(Path(name_or_path).glob("*")) if path.is_file()]
+
+
+def is_lfs_pointer(path: Path) -> bool:
+    """Whether a file is what a clone without Git LFS has in its place."""
+    with path.open("rb") as file:
+        return file.read(len(LFS_POINTER)) == LFS_POINTER
 
 
 def model_digest(name_or_path: str, is_baseline: bool = False) -> str:

@@ -17,6 +17,7 @@ import numpy as np
 from tqdm.auto import tqdm
 from transformers.utils import logging
 
+from ..program.data_files import number_in
 from ..program.texts import numbered_lines
 
 logger = logging.get_logger(__name__)
@@ -107,7 +108,4 @@ def _word_and_vector(line: str, width: int, location: str) -> tuple[str, array]:
 
 
 def is_number(text: str) -> bool:
-    try:
-        return isfinite(float(text))
-    except ValueError:
-        return False
+    return isfinite(number_in(text))

@@ -20,7 +20,7 @@ from modeling_elmo import ELMoConfig, ELMoForSequenceClassification, ELMoTokeniz
 from modeling_elmo.inputs import NO_LABEL
 
 from ...program.command_line import option
-from ...program.data_files import JSON_FORMATS, TABLE_SUFFIXES, table_rows
+from ...program.data_files import JSON_FORMATS, TABLE_SUFFIXES, number_in, table_rows
 from ..comparison import Comparison, Item, Segment, View, count_errors, paired
 from ..data import (
     DataArguments,
@@ -417,10 +417,7 @@ def _checked_label(
 
 
 def _finite_number(location: str, column: str, value: Any) -> float:
-    try:
-        number = float(value)
-    except (TypeError, ValueError):
-        number = math.nan
+    number = number_in(value)
     check_cell(math.isfinite(number), location, column, value, "a finite number, for a regression")
     return number
 
