@@ -378,6 +378,16 @@ def test_stored_columns(tokenizer, tmp_path):
 # Words and text back
 
 
+def test_decode_skips_words_that_were_added_as_special(tokenizer):
+    added = copy.deepcopy(tokenizer)
+    added.add_tokens(["<E>"], special_tokens=True)
+    added.add_tokens(["dogs"])
+    ids = added("the <E> dogs").input_ids
+    assert added.decode(ids) == "<S> the <E> dogs </S>"
+    assert added.decode(ids, skip_special_tokens=True) == "the dogs"
+    assert added.convert_ids_to_tokens(ids, skip_special_tokens=True) == ["the", "dogs"]
+
+
 def test_decode_keeps_unknown_words(tokenizer):
     ids = tokenizer("the cat of London", padding="max_length", max_length=8)["input_ids"]
     assert tokenizer.decode(ids) == "<S> the <UNK> of London </S> <PAD> <PAD>"

@@ -472,7 +472,10 @@ class ELMoTokenizer(TokenizersBackend):
         """Words of ids. `skip_special_tokens` keeps `<UNK>`: a text must not lose words silently."""
         if isinstance(ids, (int, np.integer)):
             return self._word_of_id(int(ids))
-        skipped = {*self.all_special_ids} - {self.unk_token_id} if skip_special_tokens else ()
+        skipped = set()
+        if skip_special_tokens:
+            added = {index for index, token in self.added_tokens_decoder.items() if token.special}
+            skipped = added.union(self.all_special_ids) - {self.unk_token_id}
         return [self._word_of_id(index) for index in map(int, ids) if index not in skipped]
 
     def _word_of_id(self, index: int) -> str:
