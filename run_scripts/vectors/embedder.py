@@ -70,8 +70,11 @@ class Embedder:
 
 def is_row(batch: Mapping[str, Any]) -> bool:
     """Whether this is a row, as `datasets` gives it without `batched=True`. The columns of a batch are equally long."""
+    kind = type(batch).__name__
+    if kind in ("LazyRow", "LazyBatch"):  # of `datasets`; to look at columns that nobody reads may decode pictures
+        return kind == "LazyRow"
     lengths = {number_of_rows(batch[column]) for column in batch}
-    return type(batch).__name__ == "LazyRow" or None in lengths or len(lengths) > 1
+    return None in lengths or len(lengths) > 1
 
 
 def number_of_rows(values: Any) -> int | None:
