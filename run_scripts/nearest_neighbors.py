@@ -268,9 +268,11 @@ def next_neighbors_command(text: GroupedText, parsed: NeighborArguments, groups:
         return [*words, "--controls", str(DEFAULT_CONTROLS)]
     if parsed.clusters is None:
         return [*words, "--clusters"]
-    corpus = [] if text.text_column != "text" else ["--corpus", *text.patterns]  # it reads no other column
+    command = ["elmo", "explore", parsed.model]
+    if text.text_column != "text":  # it reads no other column
+        return command
     language = [] if text.language is None else ["--split_sentences", text.language]
-    return ["elmo", "explore", parsed.model, *corpus, *language]
+    return [*command, "--corpus", *text.patterns, *language]
 
 
 def described_uses(

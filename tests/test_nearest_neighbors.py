@@ -139,6 +139,12 @@ def test_uses_are_whole_words_in_sentences_that_differ():
     assert str(WordUse(long, 12)) == "e f g h i j k l [play] m n o p q r s t"
 
 
+def test_letters_may_be_composed_or_written_in_parts():
+    cafes = [["caf\u00e9"], ["cafe\u0301"], ["caf"], ["cafe"]]
+    for word, number in (("caf\u00e9", 2), ("cafe\u0301", 2), (r"\w+\u0301", 2), ("cafe\u0301?", 3)):
+        assert [use.words for use in find_uses(cafes, word)] == cafes[:number]
+
+
 def test_map_shows_groups_in_their_plane(tmp_path, monkeypatch):
     from matplotlib.figure import Figure
 

@@ -33,6 +33,7 @@ def test_joined_files_have_a_mark_each(tmp_path):
     """As `cat` joins files of Windows. A mark inside a line is a character."""
     (tmp_path / "a.txt").write_bytes("".join(f"\ufeff{name} \ufeffb\nc\n" for name in "xy").encode())
     assert [*numbered_lines(tmp_path / "a.txt")] == [(1, "x \ufeffb"), (2, "c"), (3, "y \ufeffb"), (4, "c")]
+    assert [*numbered_lines(tmp_path / "a.txt", keeps_marks=True)][2] == (3, "\ufeffy \ufeffb")
     (tmp_path / "mac.txt").write_bytes(b"\xef\xbb\xbfa\rb\r")
     assert [*numbered_lines(tmp_path / "mac.txt")] == [(1, "a"), (2, "b")]
 

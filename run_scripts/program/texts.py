@@ -65,12 +65,15 @@ def observed_reading(observer: Callable[[int], Any]) -> Iterator[None]:
         _observer.reset(token)
 
 
-def numbered_lines(path: Path) -> Iterator[tuple[int, str]]:
+def numbered_lines(path: Path, keeps_marks: bool = False) -> Iterator[tuple[int, str]]:
     """Line numbers from 1, each with the line of a UTF-8 file, which may be compressed (`.gz`, `.zst`).
 
     Only a line feed ends a line, as for `wc -l`; in a file without any line feed, carriage returns do, as on old Macs.
-    Spaces and tabs at the end of a line stay. No line begins with a byte order mark, which each of several joined files
-    may have. No line has a zero byte: English in UTF-16 would else pass for UTF-8.
+    Spaces and tabs at the end of a line stay. No line has a zero byte: English in UTF-16 would else pass for UTF-8.
+
+    Args:
+        keeps_marks: whether a line other than the first may begin with a byte order mark, as words with vectors do. In
+            texts it is where a file was joined to another.
     """
     number = 0
     # A local name: Python empties the modules before it closes a generator that is still alive at exit.
@@ -79,11 +82,13 @@ def numbered_lines(path: Path) -> Iterator[tuple[int, str]]:
     with path.open("rb") as file:
         try:
             for block in iter(partial(_unpacked(file, path).readlines, BLOCK_BYTES), []):
-                if number == 0 and not block[0].endswith(b"\n"):
-                    block = block[0].splitlines()
+                if number == 0:
+                    block[0] = block[0].removeprefix(BOM_UTF8)
+                    if not block[0].endswith(b"\n"):
+                        block = block[0].splitlines()
                 joined = b"".join(block)  # a look at each line would take a third of the time
                 has_zero = b"\0" in joined
-                if BOM_UTF8[:1] in joined:  # one byte is found in less time than three
+                if not keeps_marks and BOM_UTF8[:1] in joined:  # one byte is found in less time than three
                     block = [line.removeprefix(BOM_UTF8) for line in block]
                 for line in block:
                     number += 1

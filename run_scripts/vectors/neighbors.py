@@ -61,13 +61,17 @@ def composed(text: str) -> str:
 
 
 class WordPattern:
-    """A word, as a regular expression. It fits whole words, with letters that are composed or written in parts."""
+    """A word, as a regular expression. It fits whole words, with letters that are composed or written in parts.
+
+    The expression means what its reader sees: in `café?`, the last letter may be missing, not its accent.
+    """
 
     def __init__(self, word: str, flags: int = 0):
         self.pattern = re.compile(composed(word), flags)
 
     def fits(self, form: str) -> bool:
-        return self.pattern.fullmatch(composed(form)) is not None
+        forms = {form} if form.isascii() else {form, composed(form), unicodedata.normalize("NFD", form)}
+        return any(map(self.pattern.fullmatch, forms))
 
 
 def find_uses(sentences: Iterable[Sequence[str]], word: str) -> Iterator[WordUse]:

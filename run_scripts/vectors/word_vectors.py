@@ -75,7 +75,7 @@ def read_word_vectors(path: str | Path, limit: int | None = None) -> WordVectors
 
 def _width_and_lines(path: Path) -> tuple[int, int | None, Iterator[tuple[int, str]]]:
     """The width, the number of words if a header gives it, and the numbered lines of the words."""
-    lines = (numbered for numbered in numbered_lines(path) if numbered[1].strip(" "))
+    lines = (numbered for numbered in numbered_lines(path, keeps_marks=True) if numbered[1].strip(" "))
     start = list(islice(lines, LINES_FOR_WIDTH))
     widths = [line.rstrip(" ").count(" ") for _, line in start]
     width = mode(widths or [0])
