@@ -588,7 +588,7 @@ def with_children(launchers):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("seed", range(2))
+@pytest.mark.parametrize("seed", range(3))
 def test_any_process_of_two_machines_may_be_killed_at_any_moment(
     model_dir, long_corpus, of_one_process, tmp_path, seed
 ):

@@ -18,7 +18,7 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined, Undefined
 from markupsafe import Markup
 
 from ..program.command_line import option
-from ..program.files import JsonObject, read_json, write_json
+from ..program.files import JsonObject, write_json
 from .records import checked_record
 from .tables import code_span, escape_markdown, link_or_text, one_line
 
@@ -78,14 +78,7 @@ def write_result(folder: Path, name: str, result: Any):
 def read_result(folder: Path, name: str, needed: Iterable[str] = ()) -> JsonObject:
     """Reads `results/{name}.json`, which must have some keys; returns an empty dict if the file does not exist."""
     path = folder / "results" / f"{name}.json"
-    if not path.is_file():
-        return {}
-    if needed:
-        return checked_record(path, needed)
-    result = read_json(path)
-    if not isinstance(result, dict):
-        raise ValueError(f"{path} holds a {type(result).__name__} in place of an object. Write it again, or delete it.")
-    return result
+    return checked_record(path, needed) if path.is_file() else {}
 
 
 def write_card(folder: Path, name: str, template: str, metadata: CardValues, values: CardValues) -> Path:

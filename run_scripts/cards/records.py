@@ -28,13 +28,15 @@ NEEDED_KEYS = ("task", "arm", "seed", "metric", "metrics")
 def checked_record(path: Path, needed: Iterable[str]) -> JsonObject:
     """The record in a JSON file, which must have these keys."""
     record = read_json(path)
-    present = record if isinstance(record, dict) else {}
-    missing = [key for key in needed if key not in present]
+    is_object = isinstance(record, dict)
+    missing = [key for key in needed if not is_object or key not in record]
     if missing:
         raise ValueError(
             f"{path} is not the record of a run: it lacks {', '.join(missing)}. Copy it from the run, or delete it."
         )
-    return present
+    if not is_object:
+        raise ValueError(f"{path} holds a {type(record).__name__} in place of an object. Write it again, or delete it.")
+    return record
 
 
 def read_record(path: Path) -> RunRecord:
